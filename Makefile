@@ -1,0 +1,38 @@
+# One command each; every target sets up the .venv it needs, and works again when it is there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-long check format benchmark clean
+
+demo: $(READY)  ## why backup workers are worth having, in under a minute
+	$(BIN)/quorate demo --out demo --overwrite
+
+test: check  ## the whole test command: lint, format, types, tests
+	$(BIN)/python -m pytest
+
+test-long: $(READY)  ## the tests that take minutes
+	$(BIN)/python -m pytest -m long --timeout 900
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: $(READY)  ## the simulator's cost, as ratios and rates
+	$(BIN)/python -m benchmarks.simulator
+
+# The stamp is written last, so an interrupted set-up is simply done again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quorate needs Python 3.11 or newer; this is %s. Set PYTHON=/path/to/python3.11" % sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo

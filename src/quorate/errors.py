@@ -1,0 +1,30 @@
+"""What can go wrong, in words a person can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class QuorateError(Exception):
+    """Anything quorate reports as a sentence rather than a traceback."""
+
+
+class BadInput(QuorateError, ValueError):  # noqa: N818 - it is what the user gave, not what broke
+    """A value breaks a rule: the message names the value, the rule and the remedy."""
+
+
+class QuorumLost(QuorateError, RuntimeError):  # noqa: N818
+    """Too few workers are alive to make the next version, and the time to wait is over."""
+
+
+class Diverged(QuorateError, RuntimeError):  # noqa: N818
+    """Gradient after gradient held NaN or Inf: nothing is left to apply."""
+
+
+class ReplayMismatch(QuorateError, RuntimeError):  # noqa: N818
+    """A replayed run decided otherwise than the recorded one."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> BadInput:
+    """The error for a name that no registry holds; it lists those that exist."""
+    return BadInput(f"{kind} {name!r} is not known; choose one of: {', '.join(sorted(known))}")
