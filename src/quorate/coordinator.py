@@ -1,0 +1,266 @@
+"""The one loop: next event from the engine → policy → carry out the actions → write the trace.
+
+It never touches a gradient: tensors stay where the engine has them, and actions name tickets. It keeps the
+laws that do not depend on the policy: every ticket ends exactly once, every batch goes back to the ledger or
+is spent, arrivals of a worker's older life are refused, and a run that cannot go on says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from quorate.engines.base import Engine
+from quorate.errors import Diverged, QuorumLost
+from quorate.events import (
+    Action,
+    Apply,
+    Arrived,
+    Cancel,
+    Drop,
+    Event,
+    Exhausted,
+    Pinned,
+    Refused,
+    SetTimer,
+    Start,
+    Ticket,
+    Timer,
+    WorkerJoined,
+    WorkerLost,
+)
+from quorate.ledger import Ledger
+from quorate.policies import Policy
+from quorate.trace import Recorder
+
+#: Refused gradients in a row, per worker, after which a run counts as diverged.
+REFUSALS_PER_WORKER = 10
+
+#: Called after each version with (version, time); True ends the run.
+AfterUpdate = Callable[[int, float, float | None], bool]
+
+
+class Coordinator:
+    """Runs a policy on an engine until somebody says that it is enough."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        engine: Engine,
+        ledger: Ledger,
+        recorders: Sequence[Recorder],
+        *,
+        workers: int,
+        after_update: AfterUpdate,
+        patience_s: float,
+    ) -> None:
+        self._policy = policy.begin(workers)
+        self._engine = engine
+        self._ledger = ledger
+        self._recorders = tuple(recorders)
+        self._after_update = after_update
+        self._patience_s = patience_s
+        self._workers = workers
+        self._version = 0
+        self._next_ticket = 0
+        self._incarnations: dict[int, int] = {}
+        self._live: dict[int, None] = {}
+        self._flying: dict[int, Ticket] = {}  # worker -> the ticket it computes
+        self._waiting: dict[int, Ticket] = {}  # ticket number -> arrived, not yet applied or dropped
+        self._pending: deque[Event] = deque()  # what follows from our own actions; comes before the engine's
+        self._refusals_in_a_row = 0
+        self._short_since: float | None = None  # since when too few workers are alive
+        self._over = False
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def run(self) -> float:
+        """Go on until `after_update` ends the run or the ledger is finished; gives the time of the end."""
+        engine, policy, pending = self._engine, self._policy, self._pending
+        time = 0.0
+        while not self._over:
+            if pending:
+                event = pending.popleft()
+            else:
+                if self._ledger.finished:
+                    break
+                event = self._next_event(time)
+            time = event.time
+            heard = self._witness(event)
+            if heard is not None:
+                self._carry_out(time, policy.handle(heard))
+        self._end_open_tickets(time)
+        engine.settle()
+        return time
+
+    # ------------------------------------------------------------ events
+
+    def _next_event(self, now: float) -> Event:
+        limit = None
+        if self._short_since is not None:
+            limit = self._short_since + self._patience_s
+        event = self._engine.next_event(limit)
+        if event is not None:
+            return event
+        if self._short_since is not None:
+            raise QuorumLost(
+                f"{self._policy.name} needs {self._policy.needed} live workers, but only {len(self._live)} of "
+                f"{self._workers} are left at {now:.6g} s (version {self._version}), and none came back within "
+                f"{self._patience_s:g} s; "
+                f"lower the quorum, take more backups, or wait longer (patience)"
+            )
+        raise AssertionError(f"{self._policy!r} stands still at version {self._version}: this is a bug in it")
+
+    def _witness(self, event: Event) -> Event | None:
+        """Note what happened; gives what the policy hears of it, if anything."""
+        if type(event) is Arrived:
+            ticket = event.ticket
+            if self._flying.get(ticket.worker) is not ticket:
+                return None  # cancelled, or of an older life of its worker: it has ended already
+            del self._flying[ticket.worker]
+            self._waiting[ticket.id] = ticket
+            self._refusals_in_a_row = 0
+            for recorder in self._recorders:
+                recorder.arrived(event.time, ticket, event.parts)
+            return event
+        if type(event) is WorkerJoined:
+            self._witness_join(event)
+        elif type(event) is WorkerLost:
+            return self._witness_loss(event)
+        elif type(event) is Refused:
+            ticket = event.ticket
+            if self._flying.get(ticket.worker) is not ticket:
+                return None
+            del self._flying[ticket.worker]
+            self._refuse(event.time, ticket)
+        elif type(event) is Timer:
+            for recorder in self._recorders:
+                recorder.timer(event.time, event.key)
+        return event
+
+    def _witness_join(self, event: WorkerJoined) -> None:
+        assert event.worker not in self._live, f"worker {event.worker} joined twice"
+        incarnation = self._incarnations.get(event.worker, -1) + 1
+        self._incarnations[event.worker] = incarnation
+        self._live[event.worker] = None
+        for recorder in self._recorders:
+            recorder.joined(event.time, event.worker, incarnation)
+        self._count_live(event.time)
+
+    def _witness_loss(self, event: WorkerLost) -> Event | None:
+        if event.worker not in self._live:
+            return None
+        del self._live[event.worker]
+        flying = self._flying.pop(event.worker, None)
+        gone = [] if flying is None else [flying]
+        gone += [self._waiting.pop(number) for number in event.tickets if number in self._waiting]
+        for ticket in gone:
+            self._ledger.lose(ticket.batch)
+        for recorder in self._recorders:
+            recorder.lost(event.time, event.worker, tuple(gone))
+        self._count_live(event.time)
+        return event._replace(tickets=tuple(ticket.id for ticket in gone))
+
+    def _refuse(self, time: float, ticket: Ticket) -> None:
+        self._ledger.refuse(ticket.batch)
+        for recorder in self._recorders:
+            recorder.refused(time, ticket)
+        self._refusals_in_a_row += 1
+        if self._refusals_in_a_row >= REFUSALS_PER_WORKER * self._workers:
+            raise Diverged(
+                f"the last {self._refusals_in_a_row} gradients held NaN or Inf (version {self._version}); "
+                f"lower the learning rate, clip the gradient (clip_norm), or look for bad samples"
+            )
+
+    def _count_live(self, time: float) -> None:
+        if len(self._live) >= self._policy.needed:
+            self._short_since = None
+        elif self._short_since is None and self._incarnations:
+            self._short_since = time
+
+    # ------------------------------------------------------------ actions
+
+    def _carry_out(self, time: float, actions: list[Action]) -> None:
+        for action in actions:
+            kind = type(action)
+            if kind is Start:
+                self._start(time, action)  # type: ignore[arg-type]
+            elif kind is Apply:
+                self._apply(time, action)  # type: ignore[arg-type]
+                if self._over:
+                    return
+            elif kind is Cancel:
+                self._cancel(time, action)  # type: ignore[arg-type]
+            elif kind is Drop:
+                self._drop(time, action)  # type: ignore[arg-type]
+            else:
+                at, key, reason = action  # type: ignore[misc]
+                self._engine.set_timer(at, key)  # type: ignore[arg-type]
+                for recorder in self._recorders:
+                    recorder.timer_set(time, at, key, reason)  # type: ignore[arg-type]
+
+    def _start(self, time: float, action: Start) -> None:
+        worker, version, round = action
+        assert worker in self._live and worker not in self._flying, f"{action} for a worker that is not free"
+        loan = self._ledger.borrow(round)
+        if loan is None:
+            for recorder in self._recorders:
+                recorder.exhausted(time, worker)
+            self._pending.append(Exhausted(time, worker))
+            return
+        batch, samples, pinned = loan
+        number = self._next_ticket
+        self._next_ticket = number + 1
+        ticket = Ticket(number, worker, self._incarnations[worker], version, batch, samples)
+        self._flying[worker] = ticket
+        for recorder in self._recorders:
+            recorder.started(time, ticket)
+        self._engine.start(ticket)
+        if pinned:
+            for recorder in self._recorders:
+                recorder.pinned(time, ticket)
+            self._pending.append(Pinned(time, ticket))
+
+    def _apply(self, time: float, action: Apply) -> None:
+        tickets, weights, reason = action
+        waiting, ledger = self._waiting, self._ledger
+        for ticket in tickets:
+            del waiting[ticket.id]
+        outcome = self._engine.apply(tickets, weights)
+        if outcome.refused:
+            for ticket in outcome.refused:
+                self._refuse(time, ticket)
+            kept = [index for index, ticket in enumerate(tickets) if ticket not in outcome.refused]
+            weights = None if weights is None else tuple(weights[index] for index in kept)
+            tickets = tuple(tickets[index] for index in kept)
+        for ticket in tickets:
+            ledger.spend(ticket[4])
+        self._version += 1
+        if self._short_since is not None:
+            self._short_since = time
+        for recorder in self._recorders:
+            recorder.applied(time, self._version, tickets, weights, reason, outcome.loss, outcome.norm)
+        self._over = self._after_update(self._version, time, outcome.loss)
+
+    def _cancel(self, time: float, action: Cancel) -> None:
+        ticket = self._flying.pop(action.worker)
+        self._ledger.give_back(ticket.batch)
+        self._engine.cancel(ticket)
+        for recorder in self._recorders:
+            recorder.cancelled(time, ticket, action.reason)
+
+    def _drop(self, time: float, action: Drop) -> None:
+        ticket = self._waiting.pop(action.ticket.id)
+        self._ledger.give_back(ticket.batch)
+        self._engine.drop(ticket)
+        for recorder in self._recorders:
+            recorder.dropped(time, ticket, action.reason)
+
+    def _end_open_tickets(self, time: float) -> None:
+        """Every ticket ends: what is still open when the run is over is dropped."""
+        for ticket in list(self._flying.values()):
+            self._cancel(time, Cancel(ticket.worker, "the run is over"))
+        for ticket in list(self._waiting.values()):
+            self._drop(time, Drop(ticket, "the run is over"))

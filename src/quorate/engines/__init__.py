@@ -1,0 +1,8 @@
+"""Where tickets run. All engines keep one contract (`quorate.engines.base`)."""
+
+from __future__ import annotations
+
+from quorate.engines.base import Engine, Job, Outcome
+from quorate.engines.simulated import Simulated
+
+__all__ = ["Engine", "Job", "Outcome", "Simulated"]

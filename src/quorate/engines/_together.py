@@ -1,0 +1,156 @@
+"""A synchronous round as one big batch, computed when it is applied: what a GPU is good at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from quorate.engines._bench import Bench, Strategy
+from quorate.engines._summed import Summed
+from quorate.engines.base import Outcome
+from quorate.events import Ticket
+from quorate.learner import all_finite
+
+
+class Together(Strategy):
+    """Right for a loss that is a mean over samples, which `may_go_together` finds out by trying.
+
+    BatchNorm still normalises every worker's batch by itself. A NaN is found only when the round is applied;
+    the round is then computed one by one, and what is finite is applied.
+    """
+
+    arithmetic = "together"
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self._one_by_one = Summed(bench)
+
+    def started(self, ticket: Ticket) -> None:
+        pass
+
+    def arrived(self, ticket: Ticket) -> bool:
+        return True
+
+    def ended(self, ticket: Ticket, arrived: bool) -> None:
+        pass
+
+    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+        assert weights is None
+        if len(tickets) == 1 or (self.bench.buffers.any and len({ticket.samples for ticket in tickets}) > 1):
+            return self._apply_one_by_one(tickets)  # groups of BatchNorm must be of one size
+        loss, norm = self._compute(tickets)
+        if not math.isfinite(loss) or not (math.isfinite(norm) or all_finite(self.learner.gradients())):
+            self.bench.buffers.reset()
+            return self._apply_one_by_one(tickets)
+        self.bench.buffers.advance([self.bench.buffers.after_forward()], [1.0])
+        self.learner.step(norm)
+        self.learner.clear_gradients()
+        return Outcome(loss, norm)
+
+    def _compute(self, tickets: tuple[Ticket, ...]) -> tuple[float, float]:
+        with each_group_by_itself(self.learner.model, len(tickets)):
+            loss = self.bench.backward([ticket.batch for ticket in tickets])
+        norms = torch.stack(torch._foreach_norm(self.bench.gradients()))
+        # One wait for the device, for both numbers.
+        both = torch.stack([loss.float(), torch.linalg.vector_norm(norms).float()]).tolist()
+        return both[0], both[1]
+
+    def _apply_one_by_one(self, tickets: tuple[Ticket, ...]) -> Outcome:
+        self._one_by_one.sum_again(())
+        refused = tuple(ticket for ticket in tickets if not self._one_by_one.add(ticket))
+        kept = tuple(ticket for ticket in tickets if ticket not in refused)
+        if not kept:
+            self.learner.version += 1  # an update of nothing; the version counts all the same
+            return Outcome(None, None, refused)
+        return self._one_by_one.apply(kept)._replace(refused=refused)
+
+
+def may_go_together(bench: Bench) -> bool:
+    """Whether two batches as one give the mean of their gradients. Nothing is changed by asking."""
+    if bench.ledger.batches_per_epoch is not None and bench.ledger.batches_per_epoch < 2:
+        return False
+    first, second = 0, 1
+    if bench.ledger.size(first) != bench.ledger.size(second):
+        return False
+    with _without_dropout(bench.learner.model):
+        with each_group_by_itself(bench.learner.model, 2):
+            bench.backward([first, second])
+        together = [grad.clone() for grad in bench.gradients()]
+        bench.buffers.reset()
+        bench.learner.clear_gradients()
+        for batch in (first, second):
+            bench.backward([batch], 0.5)
+            bench.buffers.reset()
+        apart = bench.gradients()
+    bench.learner.clear_gradients()
+    pairs = list(zip(together, apart, strict=False))
+    return len(together) == len(apart) and all(_close(a, b) for a, b in pairs)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    # tf32 convolutions differ by some 1e-3; a loss that is no mean differs by its whole size.
+    difference = torch.linalg.vector_norm(one.float() - other.float())
+    return bool(difference <= 1e-2 * torch.linalg.vector_norm(other.float()) + 1e-6)
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Dropout draws other masks for one big batch; it must not hide that the gradients agree."""
+    switched = [module for module in model.modules() if isinstance(module, _DropoutNd) and module.training]
+    for module in switched:
+        module.eval()
+    try:
+        yield
+    finally:
+        for module in switched:
+            module.train()
+
+
+@contextmanager
+def each_group_by_itself(model: nn.Module, groups: int) -> Iterator[None]:
+    """Let BatchNorm treat a batch as `groups` batches side by side, each with statistics of its own."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.forward = partial(_grouped_batch_norm, module, groups)  # type: ignore[method-assign]
+                stack.callback(delattr, module, "forward")
+        yield
+
+
+def _grouped_batch_norm(norm: _BatchNorm, groups: int, x: Tensor) -> Tensor:
+    """Groups become channels, so that one batch_norm call serves them all."""
+    batch, channels = x.shape[0] // groups, x.shape[1]
+    rest = x.shape[2:]
+    side_by_side = x.reshape(groups, batch, channels, *rest).transpose(0, 1).reshape(batch, -1, *rest)
+    tracked = norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None
+    means = cast(Tensor, norm.running_mean).repeat(groups) if tracked else None
+    variances = cast(Tensor, norm.running_var).repeat(groups) if tracked else None
+    factor = 0.0 if norm.momentum is None else norm.momentum
+    if norm.training and tracked and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if norm.momentum is None:
+            factor = 1.0 / float(norm.num_batches_tracked)
+    y = functional.batch_norm(
+        side_by_side,
+        means,
+        variances,
+        norm.weight.repeat(groups) if norm.weight is not None else None,
+        norm.bias.repeat(groups) if norm.bias is not None else None,
+        norm.training or not tracked,
+        factor,
+        norm.eps,
+    )
+    if tracked and norm.training:
+        assert means is not None and variances is not None
+        cast(Tensor, norm.running_mean).copy_(means.view(groups, channels).mean(0))
+        cast(Tensor, norm.running_var).copy_(variances.view(groups, channels).mean(0))
+    return y.reshape(batch, groups, channels, *rest).transpose(0, 1).reshape(x.shape)

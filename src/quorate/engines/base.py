@@ -1,0 +1,109 @@
+"""The contract that every engine keeps, and one contract suite tests."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from quorate.errors import BadInput
+from quorate.events import Event, Ticket
+from quorate.learner import Learning
+from quorate.ledger import Ledger
+from quorate.policies import POLICIES, Policy
+from quorate.task import BoundTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What an engine is asked to run."""
+
+    task: BoundTask | None  # None: no gradients
+    policy: Policy
+    ledger: Ledger
+    learning: Learning
+    seed: int
+
+
+class Outcome(NamedTuple):
+    """What came of applying arrivals."""
+
+    loss: float | None  # sample-weighted mean over the applied arrivals; None without gradients
+    norm: float | None  # global norm of the averaged gradient before clipping
+    refused: tuple[Ticket, ...] = ()  # turned out to hold NaN or Inf only now, and were left out
+
+
+class Engine(ABC):
+    """Runs tickets somewhere. The coordinator calls these methods, from one thread, between open and close."""
+
+    name: ClassVar[str]
+    #: Names of the policies it can run.
+    policies: ClassVar[frozenset[str]] = frozenset(POLICIES)
+
+    workers: int
+
+    def check(self, policy: Policy) -> None:
+        """Refuse a policy that this engine cannot run, before anything is started."""
+        if policy.name not in self.policies:
+            can = ", ".join(sorted(self.policies))
+            raise BadInput(f"the {self.name} engine cannot run policy {policy.name!r}; it runs: {can}")
+        policy.check(self.workers)
+
+    @abstractmethod
+    def open(self, job: Job) -> None:
+        """Get ready; workers that are there report themselves as WorkerJoined events."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What the trace's header says of this engine, as JSON values."""
+
+    @abstractmethod
+    def start(self, ticket: Ticket) -> None:
+        """Let the ticket's worker compute. Its Arrived or Refused event carries this very object."""
+
+    @abstractmethod
+    def cancel(self, ticket: Ticket) -> None:
+        """The ticket in flight is over; its worker may be started again at once."""
+
+    @abstractmethod
+    def drop(self, ticket: Ticket) -> None:
+        """The arrived ticket will not be applied; its gradient can go."""
+
+    @abstractmethod
+    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+        """Make the next version of these arrivals, summed in this order."""
+
+    @abstractmethod
+    def set_timer(self, at: float, key: int) -> None:
+        """Give a Timer event at that time."""
+
+    @abstractmethod
+    def next_event(self, until: float | None) -> Event | None:
+        """Wait for the next event; None when `until` passes first, or when nothing can happen any more."""
+
+    def settle(self) -> None:
+        """The run is over: finish what is under way, so that the parameters can be read."""
+
+    # ------------------------------------------------------------ the model; only with gradients
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float]:
+        """The task's measures of the newest version."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, Tensor]:
+        """A copy of the newest parameters and buffers, by name; empty without gradients."""
+
+    @abstractmethod
+    def averaged_parameters(self) -> dict[str, Tensor] | None:
+        """The same with the moving average of the parameters, where one is kept."""
+
+    @abstractmethod
+    def parameter_bytes(self) -> int:
+        """Size of one version of the parameters, which is also the size of a gradient."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back; safe to call twice."""

@@ -1,0 +1,52 @@
+"""Many tensors in one contiguous buffer, so that a version of the parameters is one copy, not hundreds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ALIGNMENT_BYTES = 64  # a cache line, and what torch's own allocator gives: kernels take the same path
+
+
+class Layout:
+    """Where each tensor lies in a flat buffer of bytes; any mix of types."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.shapes = [tuple(tensor.shape) for tensor in tensors]
+        self.dtypes = [tensor.dtype for tensor in tensors]
+        self.offsets: list[int] = []
+        self.nbytes = 0
+        for tensor in tensors:
+            self.offsets.append(self.nbytes)
+            size = tensor.numel() * tensor.element_size()
+            self.nbytes += math.ceil(size / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+    def views(self, buffer: Tensor) -> list[Tensor]:
+        """The tensors inside a buffer of `nbytes` bytes, without copying."""
+        return [
+            buffer[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            for offset, shape, dtype in zip(self.offsets, self.shapes, self.dtypes, strict=True)
+        ]
+
+
+class Flat:
+    """Tensors that live side by side in one buffer: `views[i]` is the i-th, `buffer` is all of them."""
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.layout = layout
+        self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
+        self.views = layout.views(self.buffer)
+
+    @classmethod
+    def copy_of(cls, tensors: Sequence[Tensor], device: torch.device) -> Flat:
+        flat = cls(Layout(tensors), device)
+        for view, tensor in zip(flat.views, tensors, strict=True):
+            view.copy_(tensor.detach())
+        return flat
+
+    def like(self) -> Flat:
+        """Another buffer of the same layout."""
+        return Flat(self.layout, self.buffer.device)

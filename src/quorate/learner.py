@@ -1,0 +1,174 @@
+"""Turns gradients into the next version: parameters, optimizer, schedule, clipping and EMA."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quorate.errors import BadInput
+from quorate.flat import Flat
+from quorate.task import BoundTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """How a gradient becomes an update, beyond what the task's optimizer and schedule say.
+
+    clip_norm: scale the averaged gradient down to this global norm.
+    ema: keep a moving average of the parameters with this decay; evaluation then uses it.
+    delay_compensation: λ of DC-ASGD (Zheng et al., 2017): g + λ·g⊙g⊙(w − w_read) for stale gradients.
+    """
+
+    clip_norm: float | None = None
+    ema: float | None = None
+    delay_compensation: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.clip_norm is not None and not (self.clip_norm > 0 and math.isfinite(self.clip_norm)):
+            raise BadInput(f"clip_norm is {self.clip_norm}, but a norm to clip to must be more than 0")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise BadInput(f"ema is {self.ema}, but a decay lies between 0 and 1 (the paper has 0.9999)")
+        if self.delay_compensation is not None and not (
+            self.delay_compensation >= 0 and math.isfinite(self.delay_compensation)
+        ):
+            raise BadInput(f"delay_compensation is {self.delay_compensation}, but λ must be at least 0")
+
+    def options(self) -> dict[str, float | None]:
+        return asdict(self)
+
+
+class Learner:
+    """Owns the newest version. Gradients are put into `.grad` of `params`; `step` makes the next version."""
+
+    def __init__(self, task: BoundTask, learning: Learning, seed: int, device: torch.device) -> None:
+        self.model = task.model(seed, device)
+        self.learning = learning
+        self.version = 0
+        self.params = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.flat = Flat.copy_of(self.params, device)
+        self.point_at(self.flat)
+        self.optimizer = task.optimizer(self.params)
+        self.schedule = task.schedule(self.optimizer)
+        self.average = Flat.copy_of(self.params, device) if learning.ema is not None else None
+        self.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in self.params)
+
+    def point_at(self, flat: Flat) -> None:
+        """Let the model compute with the parameters in this buffer."""
+        for parameter, view in zip(self.params, flat.views, strict=True):
+            parameter.data = view
+
+    # ------------------------------------------------------------ the update
+
+    def step(self, norm: float | None = None) -> None:
+        """The next version from the averaged gradient in `.grad`, whose global norm the caller may know."""
+        clip = self.learning.clip_norm
+        if clip is not None:
+            grads = self.gradients()
+            if norm is None:
+                norm = global_norm(grads)
+            if norm > clip:
+                torch._foreach_mul_(grads, clip / norm)
+        self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        self.version += 1
+        if self.average is not None:
+            assert self.learning.ema is not None
+            torch._foreach_lerp_(self.average.views, self.flat.views, 1.0 - self.learning.ema)
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients that exist; a parameter the loss does not reach has none."""
+        return [parameter.grad for parameter in self.params if parameter.grad is not None]
+
+    def clear_gradients(self) -> None:
+        for parameter in self.params:
+            parameter.grad = None
+
+    # ------------------------------------------------------------ reading
+
+    @contextmanager
+    def evaluation(self) -> Iterator[nn.Module]:
+        """The model as it is evaluated: with the averaged parameters, where there are any."""
+        if self.average is None:
+            yield self.model
+            return
+        self.point_at(self.average)
+        try:
+            yield self.model
+        finally:
+            self.point_at(self.flat)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """A copy of the newest parameters and buffers, by name."""
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    def average_dict(self) -> dict[str, Tensor] | None:
+        """The same with the averaged parameters, where there are any."""
+        if self.average is None:
+            return None
+        with self.evaluation():
+            return self.state_dict()
+
+    # ------------------------------------------------------------ checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Copies of everything a resumed run needs."""
+        return {
+            "version": self.version,
+            "model": self.state_dict(),
+            "optimizer": _copied(self.optimizer.state_dict()),
+            "schedule": None if self.schedule is None else _copied(self.schedule.state_dict()),
+            "average": None if self.average is None else self.average.buffer.clone(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state that `state` gave."""
+        self.version = state["version"]
+        self.model.load_state_dict(state["model"])  # copies into the flat buffer, in place
+        self.optimizer.load_state_dict(_copied(state["optimizer"]))
+        if self.schedule is not None:
+            self.schedule.load_state_dict(_copied(state["schedule"]))
+        if self.average is not None:
+            self.average.buffer.copy_(state["average"])
+
+
+def global_norm(tensors: Sequence[Tensor]) -> float:
+    """The 2-norm of all tensors together; NaN or Inf if any element is (or if it overflows)."""
+    if not tensors:
+        return 0.0
+    norms = torch._foreach_norm(list(tensors))
+    return float(torch.linalg.vector_norm(torch.stack(norms)))
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Exact, where `global_norm` may overflow for large but finite numbers."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """A fingerprint of parameters: equal if and only if names, types, shapes and every bit are."""
+    sha = hashlib.sha256()
+    for name, tensor in tensors.items():
+        data = tensor.detach().cpu().contiguous()
+        sha.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
+        # Straight from memory, since torch gives bytes only through numpy, which may not be installed.
+        sha.update((ctypes.c_char * (data.numel() * data.element_size())).from_address(data.data_ptr()))
+    return sha.hexdigest()
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value

@@ -1,0 +1,200 @@
+"""Which samples were used: each exactly once per epoch, whatever is dropped or dies.
+
+An epoch is a seeded permutation of the samples, cut into batches. A ticket borrows a batch; applying it spends
+the batch, dropping or losing it gives the batch back to the front of the queue. The order of the batches does
+not depend on how many workers there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from random import Random
+from typing import Any, NamedTuple
+
+from quorate.errors import BadInput
+from quorate.seeds import derive
+
+#: A batch is pinned when, drops being random, so many in a row would be as rare as this.
+PIN_CHANCE = 1e-6
+PIN_AFTER_AT_LEAST = 3
+#: A batch whose gradient was refused (NaN or Inf) this often is set aside for the epoch.
+REFUSALS_ALLOWED = 3
+
+
+class Loan(NamedTuple):
+    """A borrowed batch: its number, its size, and whether the round must wait for it."""
+
+    batch: int
+    samples: int
+    pinned: bool
+
+
+class Ledger:
+    """Lends batches and counts what was used.
+
+    samples: size of the data set, or None for an endless stream in which an index is a seed.
+    epochs: how many epochs to lend (None: no end).
+    """
+
+    def __init__(self, samples: int | None, batch_size: int, epochs: int | None = None, seed: int = 0) -> None:
+        if batch_size < 1:
+            raise BadInput(f"batch_size is {batch_size}, but a batch holds at least 1 sample")
+        if epochs is not None and epochs < 1:
+            raise BadInput(f"epochs is {epochs}, but it must be at least 1")
+        if samples is None:
+            if epochs is not None:
+                raise BadInput("an endless stream has no epochs; give updates or until instead")
+        elif samples < 1:
+            raise BadInput("the data set is empty; train_data() must give at least one sample")
+        elif batch_size > samples:
+            raise BadInput(
+                f"batch_size is {batch_size}, but the data set has only {samples} samples; "
+                f"choose a batch of at most {samples}"
+            )
+        self.samples, self.batch_size, self.epochs, self.seed = samples, batch_size, epochs, seed
+        #: Batches in an epoch (None: endless).
+        self.batches_per_epoch = None if samples is None else math.ceil(samples / batch_size)
+        self._next = 0  # number of the next fresh batch
+        self._stop_at = self.batches_per_epoch  # first batch of the epoch after the open one
+        self._fresh_round: int | None = None  # round that got the last fresh batch
+        self._returned: deque[int] = deque()
+        self._set_aside: deque[int] = deque()  # refused batches: tried again after everything else
+        self._drops: dict[int, int] = {}  # of batches not yet spent
+        self._refusals: dict[int, int] = {}
+        self._out = 0  # batches lent and not yet back
+        # What pinning asks: how often is a batch dropped by chance? One imagined spend, so that it is never 1.
+        self._spent_count, self._drop_count = 1, 0
+        self._pin_after = PIN_AFTER_AT_LEAST
+        self._orders: dict[int, list[int]] = {}  # epoch -> permutation, the newest few
+
+    # ------------------------------------------------------------ lending
+
+    def borrow(self, round: int | None) -> Loan | None:
+        """The next batch: one that came back, else a fresh one; None when there is none for this round.
+
+        The fresh batches of one round come from one epoch, so the last round of an epoch takes what is left.
+        """
+        if self._returned:
+            batch = self._returned.popleft()
+            pinned = bool(self._drops) and self._drops.get(batch, 0) >= self._pin_after
+        else:
+            pinned = False
+            batch = self._next
+            if batch == self._stop_at and self._set_aside:
+                batch = self._set_aside.popleft()
+            elif batch == self._stop_at and not self._open_epoch(round):
+                return None
+            else:
+                self._next = batch + 1
+                self._fresh_round = round
+        self._out += 1
+        return Loan(batch, self.size(batch), pinned)
+
+    def _open_epoch(self, round: int | None) -> bool:
+        assert self.batches_per_epoch is not None and self._stop_at is not None
+        if round is not None and round == self._fresh_round:
+            return False
+        if self.epochs is not None and self._stop_at >= self.epochs * self.batches_per_epoch:
+            return False
+        self._stop_at += self.batches_per_epoch
+        return True
+
+    def spend(self, batch: int) -> None:
+        """The batch was applied."""
+        self._out -= 1
+        self._spent_count += 1
+        if self._drops:
+            self._drops.pop(batch, None)
+        if self._refusals:
+            self._refusals.pop(batch, None)
+
+    def give_back(self, batch: int) -> None:
+        """The batch was dropped: it goes to the front of the queue, and is pinned if that is no accident."""
+        self._out -= 1
+        self._returned.append(batch)
+        self._drops[batch] = self._drops.get(batch, 0) + 1
+        self._drop_count += 1
+        if self._drop_count & (self._drop_count - 1) == 0 or not self._drop_count % 1024:
+            rate = self._drop_count / (self._drop_count + self._spent_count)
+            self._pin_after = max(PIN_AFTER_AT_LEAST, math.ceil(math.log(PIN_CHANCE) / math.log(rate)))
+
+    def lose(self, batch: int) -> None:
+        """The batch was lost with its worker: it goes to the front of the queue. That says nothing of the batch."""
+        self._out -= 1
+        self._returned.append(batch)
+
+    def refuse(self, batch: int) -> bool:
+        """The batch gave NaN or Inf: try it again last. False if it did so too often and is given up."""
+        self._out -= 1
+        times = self._refusals[batch] = self._refusals.get(batch, 0) + 1
+        if times >= REFUSALS_ALLOWED:
+            del self._refusals[batch]
+            self._drops.pop(batch, None)
+            return False
+        self._set_aside.append(batch)
+        return True
+
+    @property
+    def finished(self) -> bool:
+        """Every batch of every epoch is spent (or was given up)."""
+        if self.epochs is None or self.batches_per_epoch is None or self._out or self._next != self._stop_at:
+            return False
+        return self._next == self.epochs * self.batches_per_epoch and not self._returned and not self._set_aside
+
+    # ------------------------------------------------------------ what is in a batch
+
+    def size(self, batch: int) -> int:
+        """How many samples a batch holds; the last of an epoch may be short."""
+        per_epoch = self.batches_per_epoch
+        if per_epoch is None or (batch + 1) % per_epoch:
+            return self.batch_size
+        assert self.samples is not None
+        return self.samples - (per_epoch - 1) * self.batch_size
+
+    def indices(self, batch: int) -> list[int]:
+        """The samples of a batch; in an endless stream, the seeds."""
+        if self.batches_per_epoch is None:
+            start = batch * self.batch_size
+            return list(range(start, start + self.batch_size))
+        epoch, place = divmod(batch, self.batches_per_epoch)
+        start = place * self.batch_size
+        return self._order(epoch)[start : start + self.batch_size]
+
+    def _order(self, epoch: int) -> list[int]:
+        order = self._orders.get(epoch)
+        if order is None:
+            assert self.samples is not None
+            order = list(range(self.samples))
+            Random(derive(self.seed, "epoch", epoch)).shuffle(order)
+            self._orders[epoch] = order
+            if len(self._orders) > 3:  # a straggler may still hold a batch of the epoch before
+                del self._orders[min(self._orders)]
+        return order
+
+    # ------------------------------------------------------------ checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resumed run needs, as JSON values. What is on loan is given back by its tickets."""
+        return {
+            "next": self._next,
+            "stop_at": self._stop_at,
+            "fresh_round": self._fresh_round,
+            "returned": list(self._returned),
+            "set_aside": list(self._set_aside),
+            "drops": [list(pair) for pair in self._drops.items()],
+            "refusals": [list(pair) for pair in self._refusals.items()],
+            "out": self._out,
+            "counts": [self._spent_count, self._drop_count, self._pin_after],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state that `state` gave."""
+        self._next, self._stop_at = state["next"], state["stop_at"]
+        self._fresh_round = state["fresh_round"]
+        self._returned = deque(state["returned"])
+        self._set_aside = deque(state["set_aside"])
+        self._drops = {batch: times for batch, times in state["drops"]}
+        self._refusals = {batch: times for batch, times in state["refusals"]}
+        self._out = state["out"]
+        self._spent_count, self._drop_count, self._pin_after = state["counts"]

@@ -1,0 +1,368 @@
+"""What a run was like, computed from its trace alone, in memory that does not grow with the run.
+
+`Metrics` is a recorder: it can watch a run as it goes on or read a trace afterwards, with the same result.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quorate.events import Parts, Ticket
+from quorate.ledger import Ledger
+from quorate.trace import Recorder, feed, read_trace
+
+_BINS_PER_E = 1000  # of a histogram: 0.1 % wide
+_CURVE_POINTS = 4096
+
+
+class Histogram:
+    """Counts of positive numbers in bins 0.1 % wide: quantiles to 0.05 %, whatever the number of values."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self._bins: dict[int, int] = {}
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        key = int(math.log(value) * _BINS_PER_E) if value > 1e-12 else -10**6
+        self._bins[key] = self._bins.get(key, 0) + 1
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+    def quantile(self, level: float) -> float | None:
+        if not self.count:
+            return None
+        rank, seen = max(1, math.ceil(level * self.count)), 0
+        for key in sorted(self._bins):
+            seen += self._bins[key]
+            if seen >= rank:
+                middle = key - 0.5 if key <= 0 else key + 0.5  # int() cuts towards zero
+                return 0.0 if key == -(10**6) else math.exp(middle / _BINS_PER_E)
+        raise AssertionError("the ranks are within the count")
+
+
+class Curve:
+    """A bounded number of points of a long series: when full, every other one goes."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, int, int, float]] = []  # time, version, samples, value
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, time: float, version: int, samples: int, value: float) -> None:
+        if self._seen % self._stride == 0:
+            self.points.append((time, version, samples, value))
+            if len(self.points) >= _CURVE_POINTS:
+                self.points = self.points[::2]
+                self._stride *= 2
+        self._seen += 1
+
+
+class Evaluation(NamedTuple):
+    """What the task measured of a version."""
+
+    time: float
+    version: int
+    samples: int
+    measures: dict[str, float]
+
+
+class Work:
+    """Seconds and tickets of one worker."""
+
+    __slots__ = ("applied", "compute_s", "dropped", "joined_at", "live_s", "lost", "version", "wasted_s")
+
+    def __init__(self) -> None:
+        self.compute_s = 0.0  # all of it
+        self.wasted_s = 0.0  # on tickets that were not applied
+        self.live_s = 0.0
+        self.joined_at: float | None = None
+        self.applied = self.dropped = self.lost = 0
+        self.version = -1  # the one it has; reading it again costs no bytes
+
+    @property
+    def idle_s(self) -> float:
+        return max(0.0, self.live_s - self.compute_s)
+
+
+class Metrics(Recorder):
+    """Updates, times, staleness, drops, bytes, samples and measures of one run."""
+
+    def __init__(self) -> None:
+        self.header: dict[str, Any] = {}
+        self.seconds = 0.0
+        self.updates = 0
+        self.update_seconds = Histogram()
+        self.staleness: dict[int, int] = {}  # of applied tickets
+        self.drops: dict[str, int] = {}  # by reason; cancelled and refused ones too
+        self.cancelled_tickets = 0
+        self.applied_tickets = self.dropped_tickets = self.lost_tickets = self.refused_tickets = 0
+        self.samples_applied = 0
+        self.bytes_sent = self.bytes_used = 0
+        self.workers: dict[int, Work] = {}
+        self.loss = Curve()
+        self.last_loss: float | None = None
+        self.evaluations: list[Evaluation] = []
+        self.digest: str | None = None
+        self._open: dict[int, tuple[float, int]] = {}  # ticket -> (started, bytes), then (seconds, bytes)
+        self._last_apply = 0.0
+        self._arrivals_in_round = 0
+        self._kth_sums: list[float] = []
+        self._kth_counts: list[int] = []
+        self._size = 0  # bytes of a version, and of a gradient
+        self._distinct = DistinctSamples(None)
+
+    # ------------------------------------------------------------ what happens
+
+    def run(self, header: dict[str, Any]) -> None:
+        self.header = header
+        self._size = header.get("parameter_bytes") or 0
+        self._distinct = DistinctSamples(header)
+
+    def joined(self, time: float, worker: int, incarnation: int) -> None:
+        work = self.workers.get(worker)
+        if work is None:
+            work = self.workers[worker] = Work()
+        work.joined_at, work.version = time, -1
+
+    def started(self, time: float, ticket: Ticket) -> None:
+        work = self.workers[ticket.worker]
+        size = 0
+        if work.version != ticket.version:
+            work.version = ticket.version
+            size = self._size
+            self.bytes_sent += size
+        self._open[ticket.id] = (time, size)
+
+    def arrived(self, time: float, ticket: Ticket, parts: Parts | None) -> None:
+        started, size = self._open[ticket.id]
+        seconds = time - started
+        self.workers[ticket.worker].compute_s += seconds
+        self.bytes_sent += self._size
+        self._open[ticket.id] = (seconds, size + self._size)
+        if ticket.version == self.updates:
+            place = self._arrivals_in_round
+            if place == len(self._kth_sums):
+                self._kth_sums.append(0.0)
+                self._kth_counts.append(0)
+            self._kth_sums[place] += time - self._last_apply
+            self._kth_counts[place] += 1
+            self._arrivals_in_round = place + 1
+
+    def applied(
+        self,
+        time: float,
+        version: int,
+        tickets: tuple[Ticket, ...],
+        weights: tuple[float, ...] | None,
+        reason: str,
+        loss: float | None,
+        norm: float | None,
+    ) -> None:
+        before = version - 1
+        staleness, open_tickets, workers = self.staleness, self._open, self.workers
+        size = samples = 0
+        for number, worker, _, read, _, count in tickets:
+            behind = before - read
+            staleness[behind] = staleness.get(behind, 0) + 1
+            size += open_tickets.pop(number)[1]
+            samples += count
+            workers[worker].applied += 1
+        self.bytes_used += size
+        self.samples_applied += samples
+        self.applied_tickets += len(tickets)
+        self._distinct.add(tickets)
+        self.updates = version
+        self.update_seconds.add(time - self._last_apply)
+        self._last_apply = self.seconds = time
+        self._arrivals_in_round = 0
+        if loss is not None:
+            self.last_loss = loss
+            self.loss.add(time, version, self.samples_applied, loss)
+
+    def dropped(self, time: float, ticket: Ticket, reason: str) -> None:
+        seconds, _ = self._open.pop(ticket.id)
+        self._count_drop(ticket, seconds, reason)
+
+    def refused(self, time: float, ticket: Ticket) -> None:
+        started, _ = self._open.pop(ticket.id)
+        self.workers[ticket.worker].compute_s += time - started
+        self.bytes_sent += self._size
+        self.refused_tickets += 1
+        self._count_drop(ticket, time - started, "its gradient held NaN or Inf")
+
+    def cancelled(self, time: float, ticket: Ticket, reason: str) -> None:
+        started, _ = self._open.pop(ticket.id)
+        self.workers[ticket.worker].compute_s += time - started
+        self.cancelled_tickets += 1
+        self._count_drop(ticket, time - started, reason)
+
+    def _count_drop(self, ticket: Ticket, seconds: float, reason: str) -> None:
+        work = self.workers[ticket.worker]
+        work.wasted_s += seconds
+        work.dropped += 1
+        self.dropped_tickets += 1
+        self.drops[reason] = self.drops.get(reason, 0) + 1
+
+    def lost(self, time: float, worker: int, tickets: tuple[Ticket, ...]) -> None:
+        work = self.workers[worker]
+        work.live_s += time - (work.joined_at or 0.0)
+        work.joined_at = None
+        for ticket in tickets:
+            started, _ = self._open.pop(ticket.id)
+            work.compute_s += time - started
+            work.wasted_s += time - started
+            work.lost += 1
+            self.lost_tickets += 1
+
+    def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
+        self.evaluations.append(Evaluation(time, version, self.samples_applied, measures))
+
+    def ended(self, time: float, version: int, digest: str | None) -> None:
+        self.seconds = time
+        self.digest = digest
+        for work in self.workers.values():
+            if work.joined_at is not None:
+                work.live_s += time - work.joined_at
+                work.joined_at = None
+
+    # ------------------------------------------------------------ what came of it
+
+    def kth_arrival_means(self) -> list[float]:
+        """Mean seconds from a version to its k-th arrival, k = 1, 2, …"""
+        return [total / count for total, count in zip(self._kth_sums, self._kth_counts, strict=True)]
+
+    def time_to(self, name: str, target: float) -> float | None:
+        """When a measure first reached a target; None if it never did."""
+        for evaluation in self.evaluations:
+            if evaluation.measures.get(name, -math.inf) >= target:
+                return evaluation.time
+        return None
+
+    def drop_rate(self) -> float:
+        """Share of ended tickets that were dropped."""
+        return self.dropped_tickets / max(1, self.dropped_tickets + self.applied_tickets + self.lost_tickets)
+
+    def staleness_mean(self) -> float:
+        count = sum(self.staleness.values())
+        return sum(behind * times for behind, times in self.staleness.items()) / count if count else 0.0
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers of `--json`."""
+        times = self.update_seconds
+        work = self.workers.values()
+        return {
+            "policy": self.header.get("policy"),
+            "workers": self.header.get("workers"),
+            "updates": self.updates,
+            "seconds": self.seconds,
+            "update_seconds": {"mean": times.mean, "median": times.quantile(0.5), "p99": times.quantile(0.99)},
+            "tickets": {
+                "applied": self.applied_tickets,
+                "dropped": self.dropped_tickets,
+                "lost": self.lost_tickets,
+                "cancelled": self.cancelled_tickets,
+                "refused": self.refused_tickets,
+                "reasons": dict(sorted(self.drops.items())),
+            },
+            "samples": {"applied": self.samples_applied, "distinct": self._distinct.count()},
+            "staleness": {"mean": self.staleness_mean(), "max": max(self.staleness, default=0)},
+            "bytes": {
+                "sent": self.bytes_sent,
+                "used": self.bytes_used,
+                "wasted": self.bytes_sent - self.bytes_used,
+            },
+            "worker_seconds": {
+                "compute": sum(one.compute_s for one in work),
+                "wasted": sum(one.wasted_s for one in work),
+                "idle": sum(one.idle_s for one in work),
+            },
+            "loss": self.last_loss,
+            "evaluation": self.evaluations[-1].measures if self.evaluations else {},
+            "digest": self.digest,
+        }
+
+
+class DistinctSamples:
+    """How many different samples were applied, from the batches applied and the header's description of the data."""
+
+    def __init__(self, header: dict[str, Any] | None) -> None:
+        self._endless = 0
+        self._epochs: dict[int, bytearray] = {}
+        self._ledger: Ledger | None = None
+        self._whole = False  # an epoch was applied whole: every sample was
+        if header is not None and header.get("samples") is not None:
+            self._ledger = Ledger(header["samples"], header["batch_size"], seed=header["seed"])
+
+    def add(self, tickets: tuple[Ticket, ...]) -> None:
+        if self._whole:
+            return
+        if self._ledger is None:
+            self._endless += sum([ticket[5] for ticket in tickets])
+            return
+        per_epoch = self._ledger.batches_per_epoch
+        assert per_epoch is not None
+        for ticket in tickets:
+            epoch, place = divmod(ticket[4], per_epoch)
+            used = self._epochs.get(epoch)
+            if used is None:
+                used = self._epochs[epoch] = bytearray(per_epoch)
+            used[place] = 1
+            if place == per_epoch - 1 or ticket is tickets[-1]:
+                self._whole = self._whole or 0 not in used
+
+    def count(self) -> int:
+        if self._ledger is None:
+            return self._endless
+        assert self._ledger.batches_per_epoch is not None and self._ledger.samples is not None
+        if self._whole or any(0 not in used for used in self._epochs.values()):
+            return self._ledger.samples
+        seen: set[int] = set()
+        for epoch, used in self._epochs.items():
+            for place, there in enumerate(used):
+                if there:
+                    seen.update(self._ledger.indices(epoch * self._ledger.batches_per_epoch + place))
+        return len(seen)
+
+
+class KthArrivals(Recorder):
+    """Every round's arrival times, for distributions: `times[k-1]` are the seconds to the k-th arrival."""
+
+    def __init__(self) -> None:
+        self.times: list[list[float]] = []
+        self._version = 0
+        self._opened_at = 0.0
+        self._place = 0
+
+    def arrived(self, time: float, ticket: Ticket, parts: Parts | None) -> None:
+        if ticket.version != self._version:
+            return
+        if self._place == len(self.times):
+            self.times.append([])
+        self.times[self._place].append(time - self._opened_at)
+        self._place += 1
+
+    def applied(
+        self,
+        time: float,
+        version: int,
+        tickets: tuple[Ticket, ...],
+        weights: tuple[float, ...] | None,
+        reason: str,
+        loss: float | None,
+        norm: float | None,
+    ) -> None:
+        self._version, self._opened_at, self._place = version, time, 0
+
+
+def metrics_of(path: Path) -> Metrics:
+    """The metrics of a recorded run."""
+    metrics = Metrics()
+    feed(read_trace(path), metrics)
+    return metrics

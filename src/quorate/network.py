@@ -1,0 +1,70 @@
+"""Time for communication: bytes over a bandwidth plus a latency, per worker and at the server."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from quorate.errors import BadInput
+
+_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_FORM = "bandwidth=1Gbps,latency=0.5ms,server=10Gbps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A star: every worker has its own link, and all share the server's.
+
+    Parameters go out and gradients come in. A transfer takes `latency_s` plus the time of the slower of the
+    two links; the server's link serves one transfer after the other in each direction. inf: no limit.
+    """
+
+    bandwidth: float = math.inf  # bytes per second of a worker's link, each direction
+    server_bandwidth: float = math.inf  # bytes per second of the server's link, each direction
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidth", "server_bandwidth"):
+            if not getattr(self, name) > 0:
+                raise BadInput(f"network: {name} is {getattr(self, name)}, but it must be more than 0 bytes/s")
+        if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
+            raise BadInput(f"network: latency is {self.latency_s} s, but a time cannot be negative")
+
+    def text(self) -> str:
+        """The text form; `parse_network` reads it."""
+        return (
+            f"bandwidth={_rate_text(self.bandwidth)},latency={self.latency_s * 1e3:.12g}ms,"
+            f"server={_rate_text(self.server_bandwidth)}"
+        )
+
+
+def parse_network(text: str) -> Network:
+    """`bandwidth=1Gbps,latency=0.5ms,server=10Gbps`, each part optional. bps are bits, B/s are bytes."""
+    found: dict[str, float] = {}
+    names = {"bandwidth": "bandwidth", "server": "server_bandwidth", "latency": "latency_s"}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if not equals or name not in names:
+            raise BadInput(f"network {text!r}: {part.strip()!r} is not understood; write e.g. {_FORM}")
+        found[names[name]] = _seconds(text, value) if name == "latency" else _rate(text, value)
+    return Network(**found)
+
+
+def _rate(text: str, value: str) -> float:
+    match = re.fullmatch(r"(inf|[0-9.]+(?:e[-+]?\d+)?)\s*([KMGT]?)(bps|bit/s|B/s)", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise BadInput(f"network {text!r}: {value!r} is not a rate; write e.g. 1Gbps, 250Mbit/s or 125MB/s")
+    bits = match[3].lower() in ("bps", "bit/s")
+    return float(match[1]) * _UNITS[match[2].upper()] / (8 if bits else 1)
+
+
+def _seconds(text: str, value: str) -> float:
+    match = re.fullmatch(r"(-?[0-9.]+(?:e[-+]?\d+)?)\s*(us|ms|s)?", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise BadInput(f"network {text!r}: {value!r} is not a time; write e.g. 0.5ms or 0.0005s")
+    return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[(match[2] or "s").lower()]
+
+
+def _rate_text(rate: float) -> str:
+    return f"{rate:.12g}B/s"

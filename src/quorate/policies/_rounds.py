@@ -1,0 +1,148 @@
+"""The synchronous family: a round collects gradients of one version until its quorum is there."""
+
+from __future__ import annotations
+
+from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
+from quorate.policies._base import Policy, check_late, without
+
+
+class RoundPolicy(Policy):
+    """One update, one round: all workers start on the version, the first `quorum` arrivals make the next.
+
+    `late="cancel"` abandons what the others still compute; `late="finish"` lets them finish, and drops what
+    they bring (their worker then joins the round that is open by then).
+    """
+
+    def __init__(self, late: str = "cancel") -> None:
+        self.late = check_late(late)
+
+    @property
+    def staleness_bound(self) -> int:
+        return 0
+
+    @property
+    def needed(self) -> int:
+        return self.per_update
+
+    # ------------------------------------------------------------ state
+
+    def _reset(self, workers: int) -> None:
+        self._workers = workers
+        self._version = 0
+        self._live: dict[int, None] = {}  # in the order they joined, which is the order they are started in
+        self._busy: dict[int, int] = {}  # worker -> version it computes on
+        self._on_version = 0  # how many of those compute on the newest version
+        self._idle: dict[int, None] = {}  # live, but the epoch had no batch left for them
+        self._arrivals: list[Ticket] = []  # of this round, in order
+        self._pinned: dict[int, None] = {}  # workers whose ticket the round must wait for
+        self._must: dict[int, None] = {}  # arrived tickets that the round must not displace
+
+    # ------------------------------------------------------------ events
+
+    def _arrived(self, time: float, ticket: Ticket) -> list[Action]:
+        worker = ticket.worker
+        del self._busy[worker]
+        if ticket.version != self._version:
+            return [Drop(ticket, "late: its version is over"), self._start(worker)]
+        self._on_version -= 1
+        if worker in self._pinned:
+            del self._pinned[worker]
+            self._must[ticket.id] = None
+        self._arrivals.append(ticket)
+        if self._complete():
+            return self._close(time)
+        return self._delivered(worker)
+
+    def _delivered(self, worker: int) -> list[Action]:
+        """What a worker does whose gradient is in while the round is still open: it waits."""
+        return []
+
+    def _refused(self, time: float, ticket: Ticket) -> list[Action]:
+        worker = ticket.worker
+        self._stop(worker)
+        return [self._start(worker)]
+
+    def _joined(self, time: float, worker: int) -> list[Action]:
+        opening = [] if self._live else self._opened(time)
+        self._live[worker] = None
+        return [*opening, self._start(worker)]
+
+    def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> list[Action]:
+        self._live.pop(worker, None)
+        self._idle.pop(worker, None)
+        if worker in self._busy:
+            self._stop(worker)
+        self._arrivals = without(self._arrivals, tickets)
+        if self._idle and tickets:  # its batches are back: as many of those without work can have them
+            return [self._start(other) for other in list(self._idle)[: len(tickets)]]
+        return self._close(time) if self._complete() else []
+
+    def _exhausted(self, time: float, worker: int) -> list[Action]:
+        self._stop(worker)
+        self._idle[worker] = None
+        return self._close(time) if self._complete() else []
+
+    def _pinned_started(self, ticket: Ticket) -> list[Action]:
+        self._pinned[ticket.worker] = None
+        return []
+
+    # ------------------------------------------------------------ the round
+
+    def _complete(self) -> bool:
+        """The quorum is in, or all that is left of the epoch; and so is every pinned batch."""
+        if self._pinned:
+            return False
+        have = len(self._arrivals)
+        return have >= self.per_update or (have > 0 and self._on_version == 0 and bool(self._idle))
+
+    def _why(self) -> str:
+        if len(self._arrivals) >= self.per_update:
+            return "quorum reached"
+        return "all that was left of the epoch"
+
+    def _close(self, time: float) -> list[Action]:
+        reason = self._why()
+        chosen, surplus = self._choose()
+        actions: list[Action] = [Apply(tuple(chosen), None, reason)]
+        actions += [Drop(ticket, "displaced by a pinned batch") for ticket in surplus]
+        if self.late == "cancel":
+            actions += [Cancel(worker, "late: its version is over") for worker in self._busy]
+            self._busy.clear()
+        version = self._version = self._version + 1
+        self._arrivals = []
+        self._must.clear()
+        self._idle.clear()
+        actions += self._opened(time)
+        busy = self._busy
+        free = [worker for worker in self._live if worker not in busy] if busy else list(self._live)
+        for worker in free:
+            busy[worker] = version
+        self._on_version = len(free)
+        actions += [Start(worker, version, version) for worker in free]
+        return actions
+
+    def _choose(self) -> tuple[list[Ticket], list[Ticket]]:
+        """Exactly the quorum: pinned ones surely, then the earliest."""
+        arrivals, quorum = self._arrivals, self.per_update
+        if len(arrivals) <= quorum:
+            return arrivals, []
+        must = self._must
+        keep = {ticket.id for ticket in sorted(arrivals, key=lambda ticket: ticket.id not in must)[:quorum]}
+        chosen = [ticket for ticket in arrivals if ticket.id in keep]
+        return chosen, [ticket for ticket in arrivals if ticket.id not in keep]
+
+    def _opened(self, time: float) -> list[Action]:
+        """What to do when a round opens, before anyone is started."""
+        return []
+
+    def _start(self, worker: int) -> Action:
+        self._idle.pop(worker, None)
+        self._busy[worker] = self._version
+        self._on_version += 1
+        return Start(worker, self._version, self._version)
+
+    def _stop(self, worker: int) -> None:
+        """A ticket in flight ended without arriving."""
+        self._pinned.pop(worker, None)
+        if self._busy.pop(worker) == self._version:
+            self._on_version -= 1

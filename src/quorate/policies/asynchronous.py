@@ -1,0 +1,79 @@
+"""Asynchronous SGD: every gradient is applied when it arrives."""
+
+from __future__ import annotations
+
+from quorate.events import Action, Apply, Drop, Ticket
+from quorate.policies._arrivals import ArrivalPolicy
+from quorate.policies._base import check_at_least, without
+
+
+class Async(ArrivalPolicy):
+    """One arrival, one update. With `max_staleness`, a gradient staler than that is dropped.
+
+    A batch that is dropped again and again is pinned by the ledger: the others then hold their arrivals back
+    rather than make it too stale once more.
+    """
+
+    name = "async"
+    parameters = ("max_staleness", "staleness_weights")
+
+    def __init__(self, max_staleness: int | None = None, staleness_weights: bool = False) -> None:
+        super().__init__(staleness_weights)
+        self.max_staleness = None if max_staleness is None else check_at_least("max_staleness", max_staleness, 0)
+
+    @property
+    def per_update(self) -> int:
+        return 1
+
+    @property
+    def staleness_bound(self) -> int | None:
+        return self.max_staleness
+
+    def _reset(self, workers: int) -> None:
+        super()._reset(workers)
+        self._pinned: dict[int, int] = {}  # worker -> version read by its pinned ticket
+        self._held: list[Ticket] = []  # arrivals that wait for a pinned one
+
+    def _arrived(self, time: float, ticket: Ticket) -> list[Action]:
+        del self._busy[ticket.worker]
+        if not self._pinned:
+            return self._take(ticket)
+        if ticket.worker in self._pinned:
+            del self._pinned[ticket.worker]
+            return [*self._take(ticket), *self._release()]
+        self._held.append(ticket)
+        return self._release()
+
+    def _take(self, ticket: Ticket) -> list[Action]:
+        """Apply or drop one arrival; its worker goes on."""
+        staleness = self._version - ticket.version
+        if self.max_staleness is not None and staleness > self.max_staleness:
+            return [Drop(ticket, "too stale"), self._start(ticket.worker)]
+        weights = (1.0 / max(1, staleness),) if self.staleness_weights else None
+        self._version += 1
+        return [Apply((ticket,), weights, "on arrival"), self._start(ticket.worker)]
+
+    def _release(self) -> list[Action]:
+        """Take held arrivals, as long as no pinned ticket becomes too stale by it."""
+        actions: list[Action] = []
+        while self._held and not self._pinned_at_bound():
+            actions += self._take(self._held.pop(0))
+        return actions
+
+    def _pinned_at_bound(self) -> bool:
+        assert self.max_staleness is not None, "nothing is dropped, so nothing is pinned"
+        return any(self._version - read >= self.max_staleness for read in self._pinned.values())
+
+    def _refused(self, time: float, ticket: Ticket) -> list[Action]:
+        self._pinned.pop(ticket.worker, None)
+        return [*super()._refused(time, ticket), *self._release()]
+
+    def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> list[Action]:
+        self._pinned.pop(worker, None)
+        self._held = without(self._held, tickets)
+        return [*super()._lost(time, worker, tickets), *self._release()]
+
+    def _pinned_started(self, ticket: Ticket) -> list[Action]:
+        if self.max_staleness is not None:
+            self._pinned[ticket.worker] = ticket.version
+        return []

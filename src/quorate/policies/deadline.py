@@ -1,0 +1,103 @@
+"""A time-out instead of backups: a round closes at its quorum or when its time is up."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+
+from quorate.errors import BadInput
+from quorate.events import Action, SetTimer, Ticket
+from quorate.policies._base import check_at_least
+from quorate.policies._rounds import RoundPolicy
+
+WARM_UP_ROUNDS = 5  # rounds that wait for the whole quorum before a learned limit is trusted
+WINDOW_ROUNDS = 25  # rounds that a learned limit remembers
+
+
+class Deadline(RoundPolicy):
+    """A round closes at `quorum` arrivals (default: all workers) or after `limit` seconds.
+
+    Without a `limit` it is learned: `slack` times the time in which half of the workers usually arrive. The
+    median is used because it stays known although the slowest are never timed: they are cut off. When time
+    is up before `minimum` arrivals (default: half the quorum) are in, the round waits for those.
+    """
+
+    name = "deadline"
+    parameters = ("limit", "quorum", "minimum", "slack", "late")
+
+    def __init__(
+        self,
+        limit: float | None = None,
+        quorum: int | None = None,
+        minimum: int | None = None,
+        slack: float = 1.5,
+        late: str = "cancel",
+    ) -> None:
+        super().__init__(late)
+        if limit is not None and not (limit > 0 and math.isfinite(limit)):
+            raise BadInput(f"limit is {limit} s, but a deadline must be more than 0 s; leave it out to learn it")
+        if not (slack >= 1 and math.isfinite(slack)):
+            raise BadInput(f"slack is {slack}, but the limit is slack times the median arrival: at least 1")
+        self.limit = limit
+        self.quorum = None if quorum is None else check_at_least("quorum", quorum, 1)
+        self.minimum = None if minimum is None else check_at_least("minimum", minimum, 1)
+        self.slack = slack
+
+    def check(self, workers: int) -> None:
+        super().check(workers)
+        if self.quorum is not None and self.quorum > workers:
+            raise BadInput(
+                f"quorum is {self.quorum}, but the run has {workers} workers: "
+                f"a quorum above the workers is never reached; lower it or add workers"
+            )
+        quorum = workers if self.quorum is None else self.quorum
+        if self.minimum is not None and self.minimum > quorum:
+            raise BadInput(f"minimum is {self.minimum}, but the quorum is {quorum}; lower the minimum")
+
+    @property
+    def per_update(self) -> int:
+        return self._workers if self.quorum is None else self.quorum
+
+    @property
+    def needed(self) -> int:
+        return math.ceil(self.per_update / 2) if self.minimum is None else self.minimum
+
+    def _reset(self, workers: int) -> None:
+        super()._reset(workers)
+        self._opened_at = 0.0
+        self._time_is_up = False
+        self._half_times: deque[float] = deque(maxlen=WINDOW_ROUNDS)
+
+    def _opened(self, time: float) -> list[Action]:
+        self._opened_at = time
+        self._time_is_up = False
+        limit, reason = self._limit_now()
+        return [] if limit is None else [SetTimer(time + limit, self._version, reason)]
+
+    def _limit_now(self) -> tuple[float | None, str]:
+        if self.limit is not None:
+            return self.limit, "fixed limit"
+        if len(self._half_times) < WARM_UP_ROUNDS:
+            return None, "still learning"
+        return self.slack * median(self._half_times), "learned limit"
+
+    def _arrived(self, time: float, ticket: Ticket) -> list[Action]:
+        if ticket.version == self._version and len(self._arrivals) + 1 == (len(self._live) + 1) // 2:
+            self._half_times.append(time - self._opened_at)
+        return super()._arrived(time, ticket)
+
+    def _timer(self, time: float, key: int) -> list[Action]:
+        if key != self._version:
+            return []  # that round is over
+        self._time_is_up = True
+        return self._close(time) if self._complete() else []
+
+    def _complete(self) -> bool:
+        up = self._time_is_up and not self._pinned and len(self._arrivals) >= self.needed
+        return up or super()._complete()
+
+    def _why(self) -> str:
+        if self._time_is_up and len(self._arrivals) < self.per_update:
+            return "time is up"
+        return super()._why()

@@ -1,0 +1,139 @@
+"""Delayed synchronous SGD (AGD-k of Daily et al., 2017): each gradient is computed k versions back."""
+
+from __future__ import annotations
+
+from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
+from quorate.policies._base import Policy, check_at_least, check_late, without
+
+
+class Delayed(Policy):
+    """Update i averages gradients that every worker computed at version i − `delay`.
+
+    A worker may so be up to `delay` iterations ahead of the slowest, and an update hides behind the next
+    computation. The first iterations read version 0. The engine keeps the last `delay` versions.
+    """
+
+    name = "delayed"
+    parameters = ("delay", "late")
+
+    def __init__(self, delay: int, late: str = "cancel") -> None:
+        self.delay = check_at_least("delay", delay, 0)
+        self.late = check_late(late)
+        self.history = delay
+
+    @property
+    def staleness_bound(self) -> int:
+        return self.delay
+
+    @property
+    def per_update(self) -> int:
+        return self._workers
+
+    @property
+    def needed(self) -> int:
+        return self._workers
+
+    def _reset(self, workers: int) -> None:
+        self._workers = workers
+        self._version = 0  # also the iteration whose round closes next
+        self._live: dict[int, None] = {}
+        self._next: dict[int, int] = {}  # worker -> its next iteration; kept while it is lost
+        self._busy: dict[int, int] = {}  # worker -> iteration it computes
+        self._idle: dict[int, int] = {}  # worker -> iteration the epoch had no batch for
+        self._arrivals: dict[int, list[Ticket]] = {}  # iteration -> its arrivals
+        self._in_flight: dict[int, int] = {}  # iteration -> how many compute it
+        self._pinned: dict[int, int] = {}  # worker -> iteration that must wait for it
+
+    # ------------------------------------------------------------ events
+
+    def _arrived(self, time: float, ticket: Ticket) -> list[Action]:
+        iteration = self._stop(ticket.worker)
+        self._next[ticket.worker] = iteration + 1
+        if iteration < self._version:
+            return [Drop(ticket, "late: its version is over"), *self._start_free([ticket.worker])]
+        self._arrivals.setdefault(iteration, []).append(ticket)
+        return self._advance([ticket.worker])
+
+    def _refused(self, time: float, ticket: Ticket) -> list[Action]:
+        self._stop(ticket.worker)
+        return self._start_free([ticket.worker])
+
+    def _joined(self, time: float, worker: int) -> list[Action]:
+        self._live[worker] = None
+        return self._start_free([worker])
+
+    def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> list[Action]:
+        self._live.pop(worker, None)
+        self._idle.pop(worker, None)
+        if worker in self._busy:
+            self._stop(worker)
+        for iteration, arrivals in self._arrivals.items():
+            kept = without(arrivals, tickets)
+            if len(kept) < len(arrivals):
+                self._next[worker] = min(self._next[worker], iteration)
+                self._arrivals[iteration] = kept
+        if self._idle and tickets:  # its batches are back: as many of those without work can have them
+            others = list(self._idle)[: len(tickets)]
+            for other in others:
+                del self._idle[other]
+            return self._start_free(others)
+        return self._advance([])
+
+    def _exhausted(self, time: float, worker: int) -> list[Action]:
+        self._idle[worker] = self._stop(worker)
+        return self._advance([])
+
+    def _pinned_started(self, ticket: Ticket) -> list[Action]:
+        self._pinned[ticket.worker] = self._busy[ticket.worker]
+        return []
+
+    # ------------------------------------------------------------ parts
+
+    def _advance(self, free: list[int]) -> list[Action]:
+        """Close every round that is complete, oldest first; then start whoever may go on."""
+        actions: list[Action] = []
+        while self._complete():
+            iteration = self._version
+            tickets = self._arrivals.pop(iteration)
+            enough = len(tickets) >= self._workers
+            reason = "quorum reached" if enough else "all that was left of the epoch"
+            actions.append(Apply(tuple(tickets), None, reason))
+            late = [worker for worker, busy in self._busy.items() if busy <= iteration]
+            if self.late == "cancel":
+                for worker in late:
+                    self._stop(worker)
+                    actions.append(Cancel(worker, "late: its version is over"))
+            self._version += 1
+            for worker in [worker for worker, idle in self._idle.items() if idle <= iteration]:
+                del self._idle[worker]
+                self._next[worker] = self._version
+            free = list(self._live)
+        return actions + self._start_free(free)
+
+    def _complete(self) -> bool:
+        iteration = self._version
+        have = len(self._arrivals.get(iteration, ()))
+        if not have or iteration in self._pinned.values():
+            return False
+        drained = not self._in_flight.get(iteration) and iteration in self._idle.values()
+        return have >= self._workers or drained
+
+    def _start_free(self, workers: list[int]) -> list[Action]:
+        actions: list[Action] = []
+        for worker in workers:
+            iteration = max(self._next.get(worker, 0), self._version)
+            if worker in self._busy or worker in self._idle or iteration > self._version + self.delay:
+                continue
+            self._next[worker] = self._busy[worker] = iteration
+            self._in_flight[iteration] = self._in_flight.get(iteration, 0) + 1
+            actions.append(Start(worker, max(0, iteration - self.delay), iteration))
+        return actions
+
+    def _stop(self, worker: int) -> int:
+        """A worker's ticket ended; gives the iteration it was for."""
+        iteration = self._busy.pop(worker)
+        self._pinned.pop(worker, None)
+        self._in_flight[iteration] -= 1
+        if not self._in_flight[iteration]:
+            del self._in_flight[iteration]
+        return iteration

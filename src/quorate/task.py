@@ -1,0 +1,218 @@
+"""What to train: a small class with a model, data, a loss and an optimizer."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
+
+from quorate.errors import BadInput, unknown_name
+
+READY_TASKS = {"digits": "quorate.tasks.digits:Digits"}
+NEEDED = ("model", "train_data", "loss", "optimizer")
+
+
+class Task:
+    """Base class for tasks; subclassing is optional, any object with these methods will do.
+
+    Needed: `model()`, `train_data()`, `loss(model, batch)`, `optimizer(params)`.
+    Optional: `schedule(optimizer)`, `evaluate(model)`, `collate(samples)`, `batch_size`.
+    """
+
+    #: Samples in a worker's batch.
+    batch_size: ClassVar[int] = 32
+
+    def model(self) -> nn.Module:
+        """A new model; the random numbers it draws are seeded by the run."""
+        raise NotImplementedError
+
+    def train_data(self) -> Any:
+        """A map-style data set (`__getitem__` and `__len__`), or a stream: `__getitem__` alone, of a seed."""
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """The mean loss of a batch, as a scalar."""
+        raise NotImplementedError
+
+    def optimizer(self, params: Any) -> torch.optim.Optimizer:
+        """Any optimizer of torch.optim."""
+        raise NotImplementedError
+
+
+class BoundTask:
+    """A user's task, checked, with the optional parts filled in. Engines use this one only."""
+
+    def __init__(self, task: Any, batch_size: int | None = None, name: str | None = None) -> None:
+        if isinstance(task, type):
+            task = task()
+        for method in NEEDED:
+            given = getattr(task, method, None)
+            inherited = getattr(type(task), method, None) is getattr(Task, method)
+            if not callable(given) or inherited:
+                raise BadInput(
+                    f"task {type(task).__name__} has no method {method!r}; "
+                    f"a task needs {', '.join(f'{needed}()' for needed in NEEDED)}"
+                )
+        self.task = task
+        self.name = name or type(task).__name__
+        size = batch_size if batch_size is not None else getattr(task, "batch_size", Task.batch_size)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise BadInput(f"batch_size is {size!r}, but a batch holds a whole number of samples, at least 1")
+        self.batch_size = size
+        self._data: Any = None
+
+    # ------------------------------------------------------------ model and optimizer
+
+    def model(self, seed: int, device: torch.device) -> nn.Module:
+        """The model with its parameters drawn from the run's seed; the caller's random state is left alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = self.task.model()
+        if not isinstance(model, nn.Module):
+            raise BadInput(f"task {self.name}: model() gave a {type(model).__name__}, not a torch.nn.Module")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise BadInput(f"task {self.name}: the model has no parameter to train")
+        return model.to(device)
+
+    def optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = self.task.optimizer(params)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise BadInput(f"task {self.name}: optimizer() gave a {type(optimizer).__name__}, not a torch.optim one")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise BadInput("LBFGS evaluates the loss inside its step, which no worker can do for it; use another")
+        return optimizer
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any | None:
+        """The learning-rate schedule, stepped once a version; None without one."""
+        make = getattr(self.task, "schedule", None)
+        return None if make is None else make(optimizer)
+
+    # ------------------------------------------------------------ data
+
+    @property
+    def data(self) -> Any:
+        """The training data, made once."""
+        if self._data is None:
+            data = self.task.train_data()
+            if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__"):
+                raise BadInput(
+                    f"task {self.name}: train_data() gave a {type(data).__name__}, which cannot be indexed; "
+                    f"give a map-style data set, or a stream whose __getitem__ takes a seed"
+                )
+            self._data = data
+        return self._data
+
+    def samples(self) -> int | None:
+        """How many samples there are; None for a stream."""
+        return len(self.data) if hasattr(self.data, "__len__") else None
+
+    def on_device(self, device: torch.device) -> None:
+        """Move data that is all tensors to the device once, instead of batch by batch."""
+        if device.type != "cpu" and type(self.data) is TensorDataset:
+            self._data = TensorDataset(*(tensor.to(device) for tensor in self.data.tensors))
+
+    def batch(self, indices: Sequence[int], device: torch.device) -> Any:
+        """The samples of these indices, collated, on the device."""
+        data = self.data
+        collate: Callable[[Any], Any] | None = getattr(self.task, "collate", None)
+        if type(data) is TensorDataset and collate is None:
+            chosen = torch.tensor(indices, device=data.tensors[0].device)
+            return [tensor.index_select(0, chosen) for tensor in data.tensors]
+        if hasattr(data, "__getitems__"):
+            samples = data.__getitems__(list(indices))
+        else:
+            samples = [data[index] for index in indices]
+        batch = (collate or default_collate)(samples)
+        return batch if device.type == "cpu" else to_device(batch, device)
+
+    # ------------------------------------------------------------ loss and evaluation
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = self.task.loss(model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise BadInput(f"task {self.name}: loss() gave {what}, but it must be a scalar tensor; take the mean")
+        if not loss.requires_grad:
+            raise BadInput(f"task {self.name}: loss() gave a value that depends on no parameter (detached?)")
+        return loss.reshape(())
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """The task's own measures, e.g. accuracy on held-out data; empty without `evaluate`."""
+        evaluate = getattr(self.task, "evaluate", None)
+        if evaluate is None:
+            return {}
+        training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                measures = evaluate(model)
+        finally:
+            model.train(training)
+        if not isinstance(measures, dict):
+            raise BadInput(
+                f"task {self.name}: evaluate() gave a {type(measures).__name__}; give a dict of names and numbers"
+            )
+        return {str(name): float(value) for name, value in measures.items()}
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Tensors of a batch moved to the device, whatever lists, tuples and dicts hold them."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def load_task(text: str) -> Any:
+    """A task by name: a ready one (`digits`), `file.py:Class` or `package.module:Class`."""
+    place = READY_TASKS.get(text, text)
+    where, colon, class_name = place.rpartition(":")
+    if not colon:
+        raise unknown_name("task", text, [*READY_TASKS, "file.py:Class", "package.module:Class"])
+    module = _load_file(where) if where.endswith(".py") else _load_module(where)
+    if not hasattr(module, class_name):
+        raise BadInput(f"task {text!r}: {where} has no class {class_name!r}")
+    found = getattr(module, class_name)
+    return found() if isinstance(found, type) else found
+
+
+def _load_file(path: str) -> Any:
+    file = Path(path)
+    if not file.is_file():
+        raise BadInput(f"task file {path!r} does not exist; give file.py:Class")
+    spec = importlib.util.spec_from_file_location(f"quorate_task_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise BadInput(f"task file {path!r} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _load_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise BadInput(f"task module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def task_name(task: Any) -> str:
+    """How a task object is called in a trace: where its class can be imported from."""
+    kind = task if isinstance(task, type) else type(task)
+    place = f"{kind.__module__}:{kind.__qualname__}"
+    return next((name for name, known in READY_TASKS.items() if known == place), cast(str, place))

@@ -1,0 +1,1 @@
+"""Ready tasks, for first runs, benchmarks and experiments."""

@@ -1,0 +1,300 @@
+"""The append-only record of what happened: one event a line, times in seconds, sizes in bytes.
+
+Everything shown or planned is computed from a trace. `Recorder` is the list of things that can happen, as
+methods; the coordinator calls them while a run goes on, and `feed` calls them again from a file. A line of a
+trace is one JSON object with the key "event"; the first is the header ("run"), the last is "end".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from quorate.errors import BadInput
+from quorate.events import Parts, Ticket
+
+SCHEMA = 1
+TRACE_FILE = "trace.jsonl"
+_FLUSH_LINES = 2048
+
+
+class Recorder:
+    """What can happen in a run. Every method does nothing here; subclasses keep what they need."""
+
+    def run(self, header: dict[str, Any]) -> None:
+        """The run begins; `header` says what it is."""
+
+    def joined(self, time: float, worker: int, incarnation: int) -> None:
+        """A worker came, or came back as a new incarnation."""
+
+    def started(self, time: float, ticket: Ticket) -> None:
+        """A worker began a ticket."""
+
+    def exhausted(self, time: float, worker: int) -> None:
+        """A worker was to begin a ticket, but there was no batch for it."""
+
+    def pinned(self, time: float, ticket: Ticket) -> None:
+        """The ticket just started holds a batch that its round must wait for."""
+
+    def arrived(self, time: float, ticket: Ticket, parts: Parts | None) -> None:
+        """A ticket's gradient is there."""
+
+    def refused(self, time: float, ticket: Ticket) -> None:
+        """A ticket's gradient held NaN or Inf; the ticket ends as dropped."""
+
+    def applied(
+        self,
+        time: float,
+        version: int,
+        tickets: tuple[Ticket, ...],
+        weights: tuple[float, ...] | None,
+        reason: str,
+        loss: float | None,
+        norm: float | None,
+    ) -> None:
+        """These arrivals made `version`."""
+
+    def dropped(self, time: float, ticket: Ticket, reason: str) -> None:
+        """A finished ticket will not be used."""
+
+    def cancelled(self, time: float, ticket: Ticket, reason: str) -> None:
+        """A ticket was abandoned before it was finished; it ends as dropped."""
+
+    def lost(self, time: float, worker: int, tickets: tuple[Ticket, ...]) -> None:
+        """A worker is gone, and these tickets with it."""
+
+    def timer_set(self, time: float, at: float, key: int, reason: str) -> None:
+        """The policy asked to be woken."""
+
+    def timer(self, time: float, key: int) -> None:
+        """It was woken."""
+
+    def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
+        """The task measured a version."""
+
+    def ended(self, time: float, version: int, digest: str | None) -> None:
+        """The run is over; tickets that were still open have been dropped."""
+
+    def close(self) -> None:
+        """Release what is held; also called when a run breaks off."""
+
+
+class TraceWriter(Recorder):
+    """Writes a trace. Lines are formatted by hand: with one to three a ticket, a JSON encoder would dominate."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("x", encoding="utf-8")
+        self._lines: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, line: str) -> None:
+        lines = self._lines
+        lines.append(line)
+        if len(lines) >= _FLUSH_LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._lines:
+            self._file.write("".join(self._lines))
+            self._lines.clear()
+        self._file.flush()
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
+
+    def run(self, header: dict[str, Any]) -> None:
+        self._write(json.dumps({"event": "run", "schema": SCHEMA, **header}) + "\n")
+
+    def joined(self, time: float, worker: int, incarnation: int) -> None:
+        self._write(f'{{"event":"join","time":{time!r},"worker":{worker},"incarnation":{incarnation}}}\n')
+
+    def started(self, time: float, ticket: Ticket) -> None:
+        number, worker, incarnation, version, batch, samples = ticket
+        self._write(
+            f'{{"event":"start","time":{time!r},"ticket":{number},"worker":{worker},"incarnation":{incarnation},'
+            f'"version":{version},"batch":{batch},"samples":{samples}}}\n'
+        )
+
+    def exhausted(self, time: float, worker: int) -> None:
+        self._write(f'{{"event":"exhausted","time":{time!r},"worker":{worker}}}\n')
+
+    def pinned(self, time: float, ticket: Ticket) -> None:
+        self._write(f'{{"event":"pin","time":{time!r},"ticket":{ticket.id}}}\n')
+
+    def arrived(self, time: float, ticket: Ticket, parts: Parts | None) -> None:
+        if parts is None:
+            self._write(f'{{"event":"arrive","time":{time!r},"ticket":{ticket[0]}}}\n')
+            return
+        data_s, compute_s, transfer_s = parts
+        self._write(
+            f'{{"event":"arrive","time":{time!r},"ticket":{ticket[0]},"data_s":{data_s!r},'
+            f'"compute_s":{compute_s!r},"transfer_s":{transfer_s!r}}}\n'
+        )
+
+    def refused(self, time: float, ticket: Ticket) -> None:
+        self._write(f'{{"event":"refuse","time":{time!r},"ticket":{ticket.id}}}\n')
+
+    def applied(
+        self,
+        time: float,
+        version: int,
+        tickets: tuple[Ticket, ...],
+        weights: tuple[float, ...] | None,
+        reason: str,
+        loss: float | None,
+        norm: float | None,
+    ) -> None:
+        numbers = ",".join([str(ticket[0]) for ticket in tickets])
+        scaled = "" if weights is None else f',"weights":{list(weights)!r}'
+        learned = "" if loss is None else f',"loss":{loss!r},"norm":{json.dumps(norm)}'
+        self._write(
+            f'{{"event":"apply","time":{time!r},"version":{version},"tickets":[{numbers}]{scaled},'
+            f'"reason":"{reason}"{learned}}}\n'
+        )
+
+    def dropped(self, time: float, ticket: Ticket, reason: str) -> None:
+        self._write(f'{{"event":"drop","time":{time!r},"ticket":{ticket[0]},"reason":"{reason}"}}\n')
+
+    def cancelled(self, time: float, ticket: Ticket, reason: str) -> None:
+        self._write(f'{{"event":"cancel","time":{time!r},"ticket":{ticket[0]},"reason":"{reason}"}}\n')
+
+    def lost(self, time: float, worker: int, tickets: tuple[Ticket, ...]) -> None:
+        numbers = ",".join([str(ticket.id) for ticket in tickets])
+        self._write(f'{{"event":"lost","time":{time!r},"worker":{worker},"tickets":[{numbers}]}}\n')
+
+    def timer_set(self, time: float, at: float, key: int, reason: str) -> None:
+        self._write(f'{{"event":"set-timer","time":{time!r},"at":{at!r},"key":{key},"reason":"{reason}"}}\n')
+
+    def timer(self, time: float, key: int) -> None:
+        self._write(f'{{"event":"timer","time":{time!r},"key":{key}}}\n')
+
+    def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
+        record = {"event": "evaluate", "time": time, "version": version, "measures": measures}
+        self._write(json.dumps(record) + "\n")
+
+    def ended(self, time: float, version: int, digest: str | None) -> None:
+        self._write(json.dumps({"event": "end", "time": time, "version": version, "digest": digest}) + "\n")
+        self.flush()
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_trace(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a whole trace, header first. A torn or foreign file is refused, with the line."""
+    path = path / TRACE_FILE if path.is_dir() else path
+    if not path.is_file():
+        raise BadInput(f"trace {str(path)!r} does not exist; give a {TRACE_FILE} or the folder of a run")
+    ended = False
+    number = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            record = _parse(path, number, line)
+            if number == 1:
+                _check_header(path, record)
+            yield record
+            ended = record["event"] == "end"
+    if number == 0:
+        raise BadInput(f"trace {str(path)!r} is empty; give a trace that quorate wrote")
+    if not ended:
+        raise BadInput(f"trace {str(path)!r} is torn: it stops at line {number} without an end; its run broke off")
+
+
+def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        record = None
+    if isinstance(record, dict) and isinstance(record.get("event"), str):
+        return record
+    if number == 1:
+        raise BadInput(f"{str(path)!r} is not a quorate trace: its first line is no header")
+    raise BadInput(f"trace {str(path)!r} is torn: line {number} is not a whole record")
+
+
+def _check_header(path: Path, record: dict[str, Any]) -> None:
+    if record["event"] != "run" or "schema" not in record:
+        raise BadInput(f"{str(path)!r} is not a quorate trace: its first line is no header")
+    if record["schema"] != SCHEMA:
+        raise BadInput(
+            f"trace {str(path)!r} has schema {record['schema']}, but this quorate reads schema {SCHEMA}; "
+            f"use the release that wrote it"
+        )
+
+
+def feed(records: Iterable[dict[str, Any]], recorder: Recorder) -> None:
+    """Tell a recorder what a trace says happened."""
+    open_tickets: dict[int, Ticket] = {}
+    for record in records:
+        event = record["event"]
+        if event == "run":
+            recorder.run({key: value for key, value in record.items() if key not in ("event", "schema")})
+            continue
+        time = record["time"]
+        if event == "start":
+            ticket = ticket_of(record)
+            open_tickets[ticket.id] = ticket
+            recorder.started(time, ticket)
+        elif event == "arrive":
+            recorder.arrived(time, open_tickets[record["ticket"]], parts_of(record))
+        elif event == "apply":
+            tickets = tuple(open_tickets.pop(number) for number in record["tickets"])
+            weights = tuple(record["weights"]) if "weights" in record else None
+            recorder.applied(
+                time, record["version"], tickets, weights, record["reason"], record.get("loss"), record.get("norm")
+            )
+        elif event == "cancel":
+            recorder.cancelled(time, open_tickets.pop(record["ticket"]), record["reason"])
+        elif event == "drop":
+            recorder.dropped(time, open_tickets.pop(record["ticket"]), record["reason"])
+        elif event == "refuse":
+            recorder.refused(time, open_tickets.pop(record["ticket"]))
+        elif event == "lost":
+            recorder.lost(time, record["worker"], tuple(open_tickets.pop(number) for number in record["tickets"]))
+        elif event == "join":
+            recorder.joined(time, record["worker"], record["incarnation"])
+        elif event == "exhausted":
+            recorder.exhausted(time, record["worker"])
+        elif event == "pin":
+            recorder.pinned(time, open_tickets[record["ticket"]])
+        elif event == "set-timer":
+            recorder.timer_set(time, record["at"], record["key"], record["reason"])
+        elif event == "timer":
+            recorder.timer(time, record["key"])
+        elif event == "evaluate":
+            recorder.evaluated(time, record["version"], record["measures"])
+        elif event == "end":
+            recorder.ended(time, record["version"], record["digest"])
+        else:
+            raise BadInput(f"a trace of schema {SCHEMA} has no event {event!r}")
+
+
+def ticket_of(record: dict[str, Any]) -> Ticket:
+    """The ticket of a "start" record."""
+    return Ticket(
+        record["ticket"],
+        record["worker"],
+        record["incarnation"],
+        record["version"],
+        record["batch"],
+        record["samples"],
+    )
+
+
+def parts_of(record: dict[str, Any]) -> Parts | None:
+    """Where an "arrive" record says the time went."""
+    if "compute_s" not in record:
+        return None
+    return Parts(record["data_s"], record["compute_s"], record["transfer_s"])
