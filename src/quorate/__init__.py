@@ -24,10 +24,12 @@ from quorate.policies import (
     SoftSync,
     make_policy,
 )
+from quorate.replaying import Replay, replay
 from quorate.task import Task, load_task
 from quorate.trace import Recorder, read_trace
-from quorate.training import VERSION as __version__
-from quorate.training import Progress, Result, train
+from quorate.training import VERSION, Progress, Result, train
+
+__version__ = VERSION
 
 __all__ = [
     "Async",
@@ -51,6 +53,7 @@ __all__ = [
     "QuorateError",
     "QuorumLost",
     "Recorder",
+    "Replay",
     "ReplayMismatch",
     "Result",
     "Simulated",
@@ -64,5 +67,6 @@ __all__ = [
     "parse_latency",
     "parse_network",
     "read_trace",
+    "replay",
     "train",
 ]

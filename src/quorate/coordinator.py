@@ -22,7 +22,6 @@ from quorate.events import (
     Exhausted,
     Pinned,
     Refused,
-    SetTimer,
     Start,
     Ticket,
     Timer,
@@ -36,7 +35,9 @@ from quorate.trace import Recorder
 #: Refused gradients in a row, per worker, after which a run counts as diverged.
 REFUSALS_PER_WORKER = 10
 
-#: Called after each version with (version, time); True ends the run.
+LIMIT_REACHED, DATA_USED_UP = "limit reached", "data used up"
+
+#: Called after each version with (version, time, loss); True ends the run.
 AfterUpdate = Callable[[int, float, float | None], bool]
 
 
@@ -74,7 +75,13 @@ class Coordinator:
 
     @property
     def version(self) -> int:
+        """How many updates were made."""
         return self._version
+
+    @property
+    def why_over(self) -> str:
+        """What ended the run: a limit that was set, or that all epochs were used up."""
+        return LIMIT_REACHED if self._over else DATA_USED_UP
 
     def run(self) -> float:
         """Go on until `after_update` ends the run or the ledger is finished; gives the time of the end."""

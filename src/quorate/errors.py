@@ -28,3 +28,12 @@ class ReplayMismatch(QuorateError, RuntimeError):  # noqa: N818
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> BadInput:
     """The error for a name that no registry holds; it lists those that exist."""
     return BadInput(f"{kind} {name!r} is not known; choose one of: {', '.join(sorted(known))}")
+
+
+def check_at_least(name: str, value: int, least: int) -> int:
+    """A whole number that is not too small."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadInput(f"{name} is {value!r}, but it must be a whole number, at least {least}")
+    if value < least:
+        raise BadInput(f"{name} is {value}, but it must be at least {least}")
+    return value

@@ -194,7 +194,7 @@ class Ledger:
         self._fresh_round = state["fresh_round"]
         self._returned = deque(state["returned"])
         self._set_aside = deque(state["set_aside"])
-        self._drops = {batch: times for batch, times in state["drops"]}
-        self._refusals = {batch: times for batch, times in state["refusals"]}
+        self._drops = dict(state["drops"])
+        self._refusals = dict(state["refusals"])
         self._out = state["out"]
         self._spent_count, self._drop_count, self._pin_after = state["counts"]

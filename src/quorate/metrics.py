@@ -28,7 +28,7 @@ class Histogram:
     def add(self, value: float) -> None:
         self.count += 1
         self.total += value
-        key = int(math.log(value) * _BINS_PER_E) if value > 1e-12 else -10**6
+        key = int(math.log(value) * _BINS_PER_E) if value > 1e-12 else -(10**6)
         self._bins[key] = self._bins.get(key, 0) + 1
 
     @property
@@ -224,7 +224,7 @@ class Metrics(Recorder):
     def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
         self.evaluations.append(Evaluation(time, version, self.samples_applied, measures))
 
-    def ended(self, time: float, version: int, digest: str | None) -> None:
+    def ended(self, time: float, version: int, reason: str, digest: str | None) -> None:
         self.seconds = time
         self.digest = digest
         for work in self.workers.values():
@@ -262,7 +262,11 @@ class Metrics(Recorder):
             "workers": self.header.get("workers"),
             "updates": self.updates,
             "seconds": self.seconds,
-            "update_seconds": {"mean": times.mean, "median": times.quantile(0.5), "p99": times.quantile(0.99)},
+            "update_seconds": {
+                "mean": times.mean,
+                "median": times.quantile(0.5),
+                "p99": times.quantile(0.99),
+            },
             "tickets": {
                 "applied": self.applied_tickets,
                 "dropped": self.dropped_tickets,

@@ -7,13 +7,13 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from quorate.errors import BadInput, unknown_name
+from quorate.errors import BadInput, check_at_least, unknown_name
 
 READY_TASKS = {"digits": "quorate.tasks.digits:Digits"}
 NEEDED = ("model", "train_data", "loss", "optimizer")
@@ -63,9 +63,7 @@ class BoundTask:
         self.task = task
         self.name = name or type(task).__name__
         size = batch_size if batch_size is not None else getattr(task, "batch_size", Task.batch_size)
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise BadInput(f"batch_size is {size!r}, but a batch holds a whole number of samples, at least 1")
-        self.batch_size = size
+        self.batch_size = check_at_least("batch_size", size, 1)
         self._data: Any = None
 
     # ------------------------------------------------------------ model and optimizer
@@ -211,8 +209,11 @@ def _load_module(name: str) -> Any:
         raise BadInput(f"task module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def task_name(task: Any) -> str:
-    """How a task object is called in a trace: where its class can be imported from."""
+def bind_task(task: Any, batch_size: int | None = None) -> BoundTask:
+    """A task given as an object, a class or a text, ready for an engine; its name is what a trace records."""
+    if isinstance(task, str):
+        return BoundTask(load_task(task), batch_size, task)
     kind = task if isinstance(task, type) else type(task)
     place = f"{kind.__module__}:{kind.__qualname__}"
-    return next((name for name, known in READY_TASKS.items() if known == place), cast(str, place))
+    ready = {known: name for name, known in READY_TASKS.items()}
+    return BoundTask(task, batch_size, ready.get(place, place))

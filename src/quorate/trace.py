@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from quorate.errors import BadInput
 from quorate.events import Parts, Ticket
@@ -75,44 +74,18 @@ class Recorder:
     def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
         """The task measured a version."""
 
-    def ended(self, time: float, version: int, digest: str | None) -> None:
+    def ended(self, time: float, version: int, reason: str, digest: str | None) -> None:
         """The run is over; tickets that were still open have been dropped."""
 
     def close(self) -> None:
         """Release what is held; also called when a run breaks off."""
 
 
-class TraceWriter(Recorder):
-    """Writes a trace. Lines are formatted by hand: with one to three a ticket, a JSON encoder would dominate."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("x", encoding="utf-8")
-        self._lines: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+class LineRecorder(Recorder):
+    """Makes a line of everything. Formatted by hand: with two or three a ticket, an encoder would dominate."""
 
     def _write(self, line: str) -> None:
-        lines = self._lines
-        lines.append(line)
-        if len(lines) >= _FLUSH_LINES:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._lines:
-            self._file.write("".join(self._lines))
-            self._lines.clear()
-        self._file.flush()
-
-    def close(self) -> None:
-        if not self._file.closed:
-            self.flush()
-            self._file.close()
+        raise NotImplementedError
 
     def run(self, header: dict[str, Any]) -> None:
         self._write(json.dumps({"event": "run", "schema": SCHEMA, **header}) + "\n")
@@ -184,9 +157,34 @@ class TraceWriter(Recorder):
         record = {"event": "evaluate", "time": time, "version": version, "measures": measures}
         self._write(json.dumps(record) + "\n")
 
-    def ended(self, time: float, version: int, digest: str | None) -> None:
-        self._write(json.dumps({"event": "end", "time": time, "version": version, "digest": digest}) + "\n")
-        self.flush()
+    def ended(self, time: float, version: int, reason: str, digest: str | None) -> None:
+        record = {"event": "end", "time": time, "version": version, "reason": reason, "digest": digest}
+        self._write(json.dumps(record) + "\n")
+
+
+class TraceWriter(LineRecorder):
+    """Writes a trace to a new file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("x", encoding="utf-8")
+        self._lines: list[str] = []
+
+    def _write(self, line: str) -> None:
+        lines = self._lines
+        lines.append(line)
+        if len(lines) >= _FLUSH_LINES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what is buffered to the operating system, so that others can read it."""
+        self._file.write("".join(self._lines))
+        self._lines.clear()
+        self._file.flush()
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
 
 
 # ---------------------------------------------------------------- reading
@@ -253,7 +251,13 @@ def feed(records: Iterable[dict[str, Any]], recorder: Recorder) -> None:
             tickets = tuple(open_tickets.pop(number) for number in record["tickets"])
             weights = tuple(record["weights"]) if "weights" in record else None
             recorder.applied(
-                time, record["version"], tickets, weights, record["reason"], record.get("loss"), record.get("norm")
+                time,
+                record["version"],
+                tickets,
+                weights,
+                record["reason"],
+                record.get("loss"),
+                record.get("norm"),
             )
         elif event == "cancel":
             recorder.cancelled(time, open_tickets.pop(record["ticket"]), record["reason"])
@@ -276,7 +280,7 @@ def feed(records: Iterable[dict[str, Any]], recorder: Recorder) -> None:
         elif event == "evaluate":
             recorder.evaluated(time, record["version"], record["measures"])
         elif event == "end":
-            recorder.ended(time, record["version"], record["digest"])
+            recorder.ended(time, record["version"], record["reason"], record["digest"])
         else:
             raise BadInput(f"a trace of schema {SCHEMA} has no event {event!r}")
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from quorate.coordinator import Coordinator
 from quorate.engines.base import Engine, Job
-from quorate.errors import BadInput
+from quorate.errors import BadInput, check_at_least
 from quorate.learner import Learning, digest
 from quorate.ledger import Ledger
 from quorate.metrics import Metrics
 from quorate.policies import Policy
-from quorate.task import BoundTask, task_name
+from quorate.task import bind_task
 from quorate.trace import TRACE_FILE, Recorder, TraceWriter
 
 SUMMARY_FILE = "summary.json"
@@ -108,9 +108,10 @@ def train(
 ) -> Result:
     """Train `task` under `policy` on `engine`.
 
+    `task` is an object or a class with the methods of `quorate.Task`, or the text `digits`, `file.py:Class` or
+    `package.module:Class`; with None no gradients are computed, only times, staleness, drops and bytes.
     It ends after `updates`, after `epochs`, or when `until` holds ("accuracy>=0.95"), whichever comes first;
-    give at least one. `out` is a new folder for the trace, the summary and the parameters. With `task=None`
-    no gradients are computed: only times, staleness, drops and bytes are simulated.
+    give at least one. `out` is a new folder for the trace, the summary and the parameters.
 
     evaluate_every: updates between evaluations (by default some 100 in the run, and always the last).
     patience_s: how long the run may have fewer live workers than the policy needs before it gives up.
@@ -119,7 +120,7 @@ def train(
     limits = Limits(updates=updates, epochs=epochs, until=until, evaluate_every=evaluate_every)
     if not patience_s >= 0:
         raise BadInput(f"patience_s is {patience_s}, but a time to wait cannot be negative")
-    bound = None if task is None else BoundTask(task, batch_size, task_name(task))
+    bound = None if task is None else bind_task(task, batch_size)
     engine.check(policy)
     if bound is None:
         ledger = Ledger(None, batch_size or 1, epochs, seed)
@@ -144,9 +145,8 @@ class Limits:
         if self.updates is None and self.epochs is None and self.until is None:
             raise BadInput("a run needs an end: give updates, epochs or until")
         for name in ("updates", "epochs", "evaluate_every"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise BadInput(f"{name} is {value!r}, but it must be a whole number, at least 1")
+            if getattr(self, name) is not None:
+                check_at_least(name, getattr(self, name), 1)
         if isinstance(self.until, str):
             object.__setattr__(self, "until", parse_until(self.until))
 
@@ -231,10 +231,10 @@ def run(
         engine.open(job)
         if folder is not None:
             watchers.append(folder.make())
-        header = _header(job, engine, limits)
+        pace = _Pace(job, engine, limits, metrics, watchers, on_progress)
+        header = _header(job, engine, limits, pace.evaluate_every)
         for watcher in watchers:
             watcher.run(header)
-        pace = _Pace(job, engine, limits, metrics, watchers, on_progress)
         coordinator = Coordinator(
             job.policy,
             engine,
@@ -248,7 +248,7 @@ def run(
         pace.last_evaluation(coordinator.version, time)
         parameters = engine.parameters()
         for watcher in watchers:
-            watcher.ended(time, coordinator.version, digest(parameters) if parameters else None)
+            watcher.ended(time, coordinator.version, coordinator.why_over, digest(parameters) if parameters else None)
         result = Result(
             metrics=metrics,
             parameters=parameters,
@@ -271,7 +271,7 @@ def run(
     return result
 
 
-def _header(job: Job, engine: Engine, limits: Limits) -> dict[str, Any]:
+def _header(job: Job, engine: Engine, limits: Limits, evaluate_every: int) -> dict[str, Any]:
     condition = limits.condition()
     return {
         "quorate": VERSION,
@@ -286,7 +286,7 @@ def _header(job: Job, engine: Engine, limits: Limits) -> dict[str, Any]:
         "updates": limits.updates,
         "epochs": limits.epochs,
         "until": None if condition is None else condition.text(),
-        "evaluate_every": limits.evaluate_every,
+        "evaluate_every": evaluate_every,
         "parameter_bytes": engine.parameter_bytes(),
     }
 
@@ -303,18 +303,23 @@ class _Pace:
         watchers: list[Recorder],
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        self._engine, self._metrics, self._watchers, self._on_progress = engine, metrics, watchers, on_progress
+        self._engine, self._metrics, self._watchers, self._on_progress = (
+            engine,
+            metrics,
+            watchers,
+            on_progress,
+        )
         self._updates = limits.updates
         self._until = limits.condition()
         expected = limits.expected_updates(job.ledger, job.policy.begin(engine.workers).per_update)
         self._expected = expected
-        self._every = limits.evaluate_every or (max(1, expected // 100) if expected else 20)
+        self.evaluate_every = limits.evaluate_every or (max(1, expected // 100) if expected else 20)
         self._evaluates = job.task is not None
         self._evaluated_at = -1
 
     def after_update(self, version: int, time: float, loss: float | None) -> bool:
         over = version == self._updates
-        if self._evaluates and version % self._every == 0:
+        if self._evaluates and version % self.evaluate_every == 0:
             self._evaluate(version, time)
         if self._until is not None:
             over = over or self._until.holds(self._values(version, time, loss))
@@ -334,7 +339,11 @@ class _Pace:
                 watcher.evaluated(time, version, measures)
 
     def _values(self, version: int, time: float, loss: float | None) -> dict[str, float]:
-        values: dict[str, float] = {"updates": version, "seconds": time, "samples": self._metrics.samples_applied}
+        values: dict[str, float] = {
+            "updates": version,
+            "seconds": time,
+            "samples": self._metrics.samples_applied,
+        }
         if loss is not None:
             values["loss"] = loss
         if self._evaluated_at == version and self._metrics.evaluations:

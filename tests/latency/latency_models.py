@@ -58,9 +58,7 @@ def _modified(model: st.SearchStrategy[Latency]) -> st.SearchStrategy[Latency]:
     return st.one_of(st.builds(Slow, model, slow), st.builds(Pauses, model, shares, factors), _spells(model))
 
 
-models: st.SearchStrategy[Latency] = st.recursive(
-    st.one_of(independent, st.just(Chen2016())), _modified, max_leaves=3
-)
+models: st.SearchStrategy[Latency] = st.recursive(st.one_of(independent, st.just(Chen2016())), _modified, max_leaves=3)
 
 calls = st.lists(
     st.tuples(st.integers(0, WORKERS - 1), st.integers(0, 10**6), st.integers(0, 10**6), st.floats(0.0, 1e6)),

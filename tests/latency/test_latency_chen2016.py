@@ -90,9 +90,7 @@ def test_ten_thousand_rounds_are_enough_for_the_mean_of_the_last() -> None:
         assert math.fsum(times) / len(times) == pytest.approx(2.62, rel=0.03)
 
 
-@pytest.mark.parametrize(
-    "level", [1e-12, 0.004, 0.02, 0.3, 0.55, 0.9, 0.985, 0.99, 0.991, 0.999, 0.99999, 1 - 2**-53]
-)
+@pytest.mark.parametrize("level", [1e-12, 0.004, 0.02, 0.3, 0.55, 0.9, 0.985, 0.99, 0.991, 0.999, 0.99999, 1 - 2**-53])
 def test_later_arrivals_are_later_at_every_level(level: float) -> None:
     times = [Chen2016().time_to(k, level) for k in range(1, 101)]
     assert all(a <= b + 1e-12 for a, b in pairwise(times))

@@ -18,9 +18,7 @@ Call = tuple[int, int, int, float]
 
 @law
 @given(models, seeds, calls, st.randoms(use_true_random=False))
-def test_draws_do_not_depend_on_the_order_of_calls(
-    model: Latency, seed: int, calls: list[Call], random
-) -> None:
+def test_draws_do_not_depend_on_the_order_of_calls(model: Latency, seed: int, calls: list[Call], random) -> None:
     draw = model.sampler(seed, WORKERS)
     first = {call: draw(*call) for call in calls}
     again = calls * 2
@@ -31,18 +29,14 @@ def test_draws_do_not_depend_on_the_order_of_calls(
 
 @law
 @given(models, seeds, calls)
-def test_more_workers_leave_the_draws_of_the_others_alone(
-    model: Latency, seed: int, calls: list[Call]
-) -> None:
+def test_more_workers_leave_the_draws_of_the_others_alone(model: Latency, seed: int, calls: list[Call]) -> None:
     few, many = model.sampler(seed, WORKERS), model.sampler(seed, 5 * WORKERS)
     assert [few(*call) for call in calls] == [many(*call) for call in calls]
 
 
 @law
 @given(models, seeds, calls)
-def test_draws_are_positive_finite_and_within_the_longest(
-    model: Latency, seed: int, calls: list[Call]
-) -> None:
+def test_draws_are_positive_finite_and_within_the_longest(model: Latency, seed: int, calls: list[Call]) -> None:
     draw = model.sampler(seed, WORKERS)
     for call in calls:
         time_s = draw(*call)
@@ -103,10 +97,7 @@ def test_a_quantile_needs_a_level_between_0_and_1(level: float) -> None:
 def test_seeds_workers_and_steps_draw_differently() -> None:
     model = ShiftedExponential(0.05, 0.025)
     draws = {
-        model.sampler(seed, 4)(worker, step, 0, 0.0)
-        for seed in range(4)
-        for worker in range(4)
-        for step in range(4)
+        model.sampler(seed, 4)(worker, step, 0, 0.0) for seed in range(4) for worker in range(4) for step in range(4)
     }
     assert len(draws) == 64
 

@@ -44,16 +44,12 @@ def test_a_spell_is_one_stretch_of_its_length_in_every_window() -> None:
 def test_a_spell_hits_a_share_of_the_workers_anew_each_time() -> None:
     workers, windows = 16, 400
     draw = Spells(Constant(1.0), 10.0, 10.0, 5.0, share=0.25).sampler(5, workers)
-    hits = [
-        [draw(worker, 0, 0, 10.0 * window + 3.0) == 5.0 for worker in range(workers)]
-        for window in range(windows)
-    ]
+    hits = [[draw(worker, 0, 0, 10.0 * window + 3.0) == 5.0 for worker in range(workers)] for window in range(windows)]
     assert sum(map(sum, hits)) / (workers * windows) == pytest.approx(0.25, abs=0.02)
     assert {sum(column) > 0.15 * windows for column in zip(*hits, strict=True)} == {True}
     # A worker that is hit stays so until the spell ends.
     assert hits == [
-        [draw(worker, 7, 7, 10.0 * window + 9.5) == 5.0 for worker in range(workers)]
-        for window in range(windows)
+        [draw(worker, 7, 7, 10.0 * window + 9.5) == 5.0 for worker in range(workers)] for window in range(windows)
     ]
 
 

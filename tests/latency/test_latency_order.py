@@ -51,9 +51,7 @@ def simulated(model: Latency, n: int, k: int, rounds: int, seed: int) -> tuple[f
         (Pause(0.05, 0.04, 3), 20, 20, 30_000),
     ],
 )
-def test_the_mean_of_the_kth_arrival_is_that_of_simulated_rounds(
-    model: Latency, n: int, k: int, rounds: int
-) -> None:
+def test_the_mean_of_the_kth_arrival_is_that_of_simulated_rounds(model: Latency, n: int, k: int, rounds: int) -> None:
     expected = order_statistic_mean(model, n, k)
     mean, error = simulated(model, n, k, rounds, seed=11)
     assert 3.5 * error < 0.01 * expected, "enough rounds for 1 % to mean something"

@@ -169,9 +169,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize(("content", "words"), BAD_FILES.values(), ids=list(BAD_FILES))
-def test_a_bad_file_is_refused_when_the_model_is_built(
-    tmp_path: Path, content: str, words: list[str]
-) -> None:
+def test_a_bad_file_is_refused_when_the_model_is_built(tmp_path: Path, content: str, words: list[str]) -> None:
     path = tmp_path / "odd.jsonl"
     path.write_text(content)
     with pytest.raises(BadInput) as caught:

@@ -83,7 +83,7 @@ class Engine(ABC):
     def next_event(self, until: float | None) -> Event | None:
         """Wait for the next event; None when `until` passes first, or when nothing can happen any more."""
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027 - most engines have nothing under way
         """The run is over: finish what is under way, so that the parameters can be read."""
 
     # ------------------------------------------------------------ the model; only with gradients

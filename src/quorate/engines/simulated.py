@@ -7,14 +7,10 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from quorate.engines._bench import Bench, Strategy
-from quorate.engines._kept import Kept
-from quorate.engines._summed import Summed
-from quorate.engines._together import Together, may_go_together
-from quorate.engines.base import Engine, Job, Outcome
-from quorate.errors import BadInput
+from quorate.engines._in_process import InProcessEngine
+from quorate.engines.base import Job
+from quorate.errors import BadInput, check_at_least
 from quorate.events import Arrived, Event, Parts, Refused, Ticket, Timer, WorkerJoined, WorkerLost
 from quorate.faults import Fault, Faults, parse_faults
 from quorate.latency import Latency, parse_latency
@@ -25,10 +21,7 @@ _FAULT, _ARRIVAL, _UPLOAD, _TIMER = 0, 1, 2, 3
 _COMPACT_AT_LEAST = 1024
 
 
-_NOTHING_LEARNED = Outcome(None, None)
-
-
-class Simulated(Engine):
+class Simulated(InProcessEngine):
     """Workers whose times come from a latency model; the clock jumps from event to event.
 
     workers: how many there are at the start.
@@ -53,16 +46,13 @@ class Simulated(Engine):
         together: bool | None = None,
         model_bytes: int | None = None,
     ) -> None:
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-            raise BadInput(f"workers is {workers!r}, but a run needs a whole number of workers, at least 1")
+        check_at_least("workers", workers, 1)
+        super().__init__(device, model_bytes)
         self.workers = workers
         self.latency = parse_latency(latency) if isinstance(latency, str) else latency
         self.network = parse_network(network) if isinstance(network, str) else network
         self.faults = parse_faults(faults) if isinstance(faults, str) else faults
-        self.device = _device(device)
         self.together = together
-        self.model_bytes = model_bytes
-        self._strategy: Strategy | None = None
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -71,10 +61,8 @@ class Simulated(Engine):
             "network": None if self.network is None else self.network.text(),
             "faults": None if self.faults is None else self.faults.source,
             "device": str(self.device),
-            "arithmetic": None if self._strategy is None else self._strategy.arithmetic,
+            "arithmetic": self.arithmetic,
         }
-
-    # ------------------------------------------------------------ opening and closing
 
     def open(self, job: Job) -> None:
         self._heap: list[tuple[float, int, int, Any]] = []
@@ -89,12 +77,7 @@ class Simulated(Engine):
         self._times: dict[int, tuple[float, float]] = {}  # ticket -> when started, seconds of computing
         self._out_free_at = self._in_free_at = 0.0  # when the server's link has served what it has
         self._crashes: dict[Fault, Iterator[Fault]] = {}  # next random fault of a worker -> those after it
-        self._random_state = torch.get_rng_state()
-        self._cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        self._opened = True
-        self._bench = None if job.task is None else Bench(job, self.device)
-        self._strategy = None if self._bench is None else self._choose_strategy(self._bench, job)
+        self._open_model(job, self.together)
         if self.network is not None and not self.parameter_bytes():
             raise BadInput("a network is given, but not what goes over it; give model_bytes (--model-bytes)")
         for worker in range(self.workers):
@@ -104,22 +87,6 @@ class Simulated(Engine):
                 self._push(fault.time, _FAULT, fault)
             for worker in range(self.workers):
                 self._push_next_crash(self.faults.crashes(job.seed, worker))
-
-    def _choose_strategy(self, bench: Bench, job: Job) -> Strategy:
-        weighted = bool(getattr(job.policy, "staleness_weights", False))
-        synchronous = job.policy.staleness_bound == 0 and not weighted
-        if not synchronous:
-            if self.together:
-                raise BadInput(f"together is on, but {job.policy.name} applies gradients of several versions")
-            return Kept(bench, job.policy)
-        wanted = self.device.type != "cpu" if self.together is None else self.together
-        return Together(bench) if wanted and may_go_together(bench) else Summed(bench)
-
-    def close(self) -> None:
-        if getattr(self, "_opened", False):
-            self._opened = False
-            torch.set_rng_state(self._random_state)
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = self._cudnn
 
     # ------------------------------------------------------------ tickets
 
@@ -150,13 +117,6 @@ class Simulated(Engine):
             self._strategy.ended(ticket, arrived=False)
         self._forget_entry()
 
-    def drop(self, ticket: Ticket) -> None:
-        if self._strategy is not None:
-            self._strategy.ended(ticket, arrived=True)
-
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
-        return _NOTHING_LEARNED if self._strategy is None else self._strategy.apply(tickets, weights)
-
     def set_timer(self, at: float, key: int) -> None:
         self._push(max(at, self._now), _TIMER, key)
 
@@ -168,15 +128,15 @@ class Simulated(Engine):
                 return None
             time, kind, _, what = heappop(heap)
             if kind == _ARRIVAL:
-                worker = what.worker
-                if current.get(worker) is not what:
+                ticket: Ticket = what
+                if current.get(ticket.worker) is not ticket:
                     self._stale -= 1
                     continue
-                del current[worker]
+                del current[ticket.worker]
                 self._now = time
-                if self._strategy is not None and not self._strategy.arrived(what):
-                    return Refused(time, what)
-                return Arrived(time, what, self._parts(time, what) if self.network is not None else None)
+                if self._strategy is not None and not self._strategy.arrived(ticket):
+                    return Refused(time, ticket)
+                return Arrived(time, ticket, self._parts(time, ticket) if self.network is not None else None)
             if kind == _UPLOAD:
                 if current.get(what.worker) is what:
                     self._push(self._transfer_in(time), _ARRIVAL, what)
@@ -257,30 +217,3 @@ class Simulated(Engine):
             ]
             heapify(self._heap)
             self._stale = 0
-
-    # ------------------------------------------------------------ the model
-
-    def evaluate(self) -> dict[str, float]:
-        if self._bench is None:
-            return {}
-        with self._bench.learner.evaluation() as model:
-            return self._bench.task.evaluate(model)
-
-    def parameters(self) -> dict[str, Tensor]:
-        return {} if self._bench is None else self._bench.learner.state_dict()
-
-    def averaged_parameters(self) -> dict[str, Tensor] | None:
-        return None if self._bench is None else self._bench.learner.average_dict()
-
-    def parameter_bytes(self) -> int:
-        return (self.model_bytes or 0) if self._bench is None else self._bench.learner.nbytes
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        raise BadInput(f"device {device!r} is not known to torch; write e.g. cpu, cuda or cuda:0") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"device {str(device)!r} was asked for, but torch sees no GPU here; use cpu")
-    return found

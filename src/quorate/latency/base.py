@@ -57,8 +57,7 @@ class Latency(ABC):
             longest = math.inf
         if not math.isfinite(longest):
             raise BadInput(
-                f"{self.text()} can draw times beyond the largest float; "
-                "make its times, spread or factors smaller"
+                f"{self.text()} can draw times beyond the largest float; make its times, spread or factors smaller"
             )
 
 

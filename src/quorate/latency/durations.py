@@ -96,9 +96,7 @@ def _check_header(where: str, event: object) -> None:
 
 def _foreign(where: str) -> BadInput:
     header = f'{{"event": "run", "schema": {SCHEMA}, …}}'
-    return BadInput(
-        f"{where} is not from a quorate trace, whose line 1 is {header}; give one that quorate wrote"
-    )
+    return BadInput(f"{where} is not from a quorate trace, whose line 1 is {header}; give one that quorate wrote")
 
 
 def _bad(where: str, what: str) -> BadInput:

@@ -30,7 +30,7 @@ class Constant(Independent):
         seconds = float(self.seconds)
         return lambda _u: seconds
 
-    def sampler(self, seed: int, workers: int) -> Draw:  # noqa: ARG002 - nothing is random here
+    def sampler(self, seed: int, workers: int) -> Draw:
         seconds = float(self.seconds)
         return lambda _worker, _step, _row, _time_s: seconds
 

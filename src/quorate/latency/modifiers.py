@@ -37,9 +37,7 @@ class Slow(Modifier):
             raise BadInput(f"slow names no worker; {self.usage()}")
         for worker, factor in self.factors.items():
             if worker < 0:
-                raise BadInput(
-                    f"slow names worker {worker!r}, but workers are numbered from 0; {self.usage()}"
-                )
+                raise BadInput(f"slow names worker {worker!r}, but workers are numbered from 0; {self.usage()}")
             check_number(Slow, f"factor of worker {worker}", factor, above=True)
         object.__setattr__(self, "factors", dict(sorted(self.factors.items())))
         self.refuse_endless()
@@ -49,7 +47,7 @@ class Slow(Modifier):
 
     def sampler(self, seed: int, workers: int) -> Draw:
         last = max(self.factors)
-        if last > workers + 99:
+        if last >= workers:
             raise BadInput(
                 f"slow names worker {last}, but the run has workers 0 to {workers - 1}; "
                 f"name one of these or use at least {last + 1} workers"

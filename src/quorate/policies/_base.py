@@ -61,7 +61,7 @@ class Policy(ABC):
         return f"{type(self).__name__}({inside})"
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.options() == other.options()  # type: ignore[attr-defined]
+        return type(self) is type(other) and self.options() == other.options()
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -142,15 +142,6 @@ def check_late(late: str) -> str:
     if late not in LATE_WORK:
         raise BadInput(f"late is {late!r}, but late work can be one of: {', '.join(LATE_WORK)}")
     return late
-
-
-def check_at_least(name: str, value: int, least: int) -> int:
-    """A whole number that is not too small."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInput(f"{name} is {value!r}, but it must be a whole number, at least {least}")
-    if value < least:
-        raise BadInput(f"{name} is {value}, but it must be at least {least}")
-    return value
 
 
 def without(tickets: list[Ticket], gone: tuple[int, ...]) -> list[Ticket]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from quorate.errors import check_at_least
 from quorate.events import Action, Apply, Drop, Ticket
 from quorate.policies._arrivals import ArrivalPolicy
-from quorate.policies._base import check_at_least, without
+from quorate.policies._base import without
 
 
 class Async(ArrivalPolicy):

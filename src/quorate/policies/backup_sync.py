@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from quorate.errors import BadInput
-from quorate.policies._base import check_at_least
+from quorate.errors import BadInput, check_at_least
 from quorate.policies._rounds import RoundPolicy
 
 

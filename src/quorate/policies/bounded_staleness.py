@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from quorate.errors import check_at_least
 from quorate.events import Action, Ticket
 from quorate.policies._arrivals import ArrivalPolicy
-from quorate.policies._base import check_at_least
 
 
 class BoundedStaleness(ArrivalPolicy):

@@ -6,9 +6,8 @@ import math
 from collections import deque
 from statistics import median
 
-from quorate.errors import BadInput
+from quorate.errors import BadInput, check_at_least
 from quorate.events import Action, SetTimer, Ticket
-from quorate.policies._base import check_at_least
 from quorate.policies._rounds import RoundPolicy
 
 WARM_UP_ROUNDS = 5  # rounds that wait for the whole quorum before a learned limit is trusted

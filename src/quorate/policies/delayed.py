@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from quorate.errors import check_at_least
 from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
-from quorate.policies._base import Policy, check_at_least, check_late, without
+from quorate.policies._base import Policy, check_late, without
 
 
 class Delayed(Policy):

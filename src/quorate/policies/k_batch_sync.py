@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quorate.errors import check_at_least
 from quorate.events import Action
-from quorate.policies._base import check_at_least
 from quorate.policies._rounds import RoundPolicy
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quorate.errors import check_at_least
 from quorate.policies._arrivals import ArrivalPolicy
-from quorate.policies._base import check_at_least
 
 
 class SoftSync(ArrivalPolicy):

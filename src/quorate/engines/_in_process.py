@@ -1,0 +1,88 @@
+"""What engines share that compute gradients in this process: the model, and how its numbers are made."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quorate.engines._bench import Bench, Strategy
+from quorate.engines._kept import Kept
+from quorate.engines._summed import Summed
+from quorate.engines._together import Together, may_go_together
+from quorate.engines.base import Engine, Job, Outcome
+from quorate.errors import BadInput
+from quorate.events import Ticket
+
+_NOTHING_LEARNED = Outcome(None, None)
+
+
+class InProcessEngine(Engine):
+    """Keeps a model for all workers; without a task, nothing is computed and only sizes are known."""
+
+    def __init__(self, device: str | torch.device, model_bytes: int | None) -> None:
+        self.device = _device(device)
+        self.model_bytes = model_bytes
+        self._bench: Bench | None = None
+        self._strategy: Strategy | None = None
+        self._saved_settings: tuple[Tensor, bool, bool] | None = None
+
+    @property
+    def arithmetic(self) -> str | None:
+        """How gradients are combined: the same way gives the same bits."""
+        return None if self._strategy is None else self._strategy.arithmetic
+
+    def _open_model(self, job: Job, together: bool | None) -> None:
+        """Make the model. `together`: compute a synchronous round as one big batch (None: on a GPU)."""
+        cudnn = torch.backends.cudnn
+        self._saved_settings = torch.get_rng_state(), cudnn.deterministic, cudnn.benchmark
+        cudnn.deterministic, cudnn.benchmark = True, False  # equal seeds, equal runs
+        if job.task is None:
+            return
+        self._bench = bench = Bench(job, self.device)
+        weighted = bool(getattr(job.policy, "staleness_weights", False))
+        if job.policy.staleness_bound != 0 or weighted:
+            if together:
+                raise BadInput(f"together is on, but {job.policy.name} applies gradients of several versions")
+            self._strategy = Kept(bench, job.policy)
+            return
+        wanted = self.device.type != "cpu" if together is None else together
+        self._strategy = Together(bench) if wanted and may_go_together(bench) else Summed(bench)
+
+    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+        return _NOTHING_LEARNED if self._strategy is None else self._strategy.apply(tickets, weights)
+
+    def drop(self, ticket: Ticket) -> None:
+        if self._strategy is not None:
+            self._strategy.ended(ticket, arrived=True)
+
+    def evaluate(self) -> dict[str, float]:
+        if self._bench is None:
+            return {}
+        with self._bench.learner.evaluation() as model:
+            return self._bench.task.evaluate(model)
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {} if self._bench is None else self._bench.learner.state_dict()
+
+    def averaged_parameters(self) -> dict[str, Tensor] | None:
+        return None if self._bench is None else self._bench.learner.average_dict()
+
+    def parameter_bytes(self) -> int:
+        return (self.model_bytes or 0) if self._bench is None else self._bench.learner.nbytes
+
+    def close(self) -> None:
+        if self._saved_settings is not None:
+            state, deterministic, benchmark = self._saved_settings
+            self._saved_settings = None
+            torch.set_rng_state(state)
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise BadInput(f"device {device!r} is not known to torch; write e.g. cpu, cuda or cuda:0") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"device {str(device)!r} was asked for, but torch sees no GPU here; use cpu")
+    return found

@@ -1,0 +1,187 @@
+"""Run a recorded trace again: the same events must give the same decisions, and the same parameters."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate.coordinator import LIMIT_REACHED
+from quorate.engines._in_process import InProcessEngine
+from quorate.engines.base import Job
+from quorate.errors import BadInput, ReplayMismatch
+from quorate.events import Arrived, Event, Refused, Ticket, Timer, WorkerJoined, WorkerLost
+from quorate.learner import Learning
+from quorate.ledger import Ledger
+from quorate.policies import make_policy
+from quorate.task import bind_task
+from quorate.trace import LineRecorder, parts_of, read_trace
+from quorate.training import Limits, Result, run
+
+#: What only a run with gradients knows.
+_LEARNED = ("loss", "norm")
+
+
+class Replayed(InProcessEngine):
+    """Gives the events of a trace, in their order and at their times; gradients are computed anew."""
+
+    name = "replayed"
+
+    def __init__(self, path: Path, header: dict[str, Any], device: str) -> None:
+        super().__init__(device, header["parameter_bytes"])
+        self.workers = header["workers"]
+        self._path, self._header = path, header
+        self._tickets: dict[int, Ticket] = {}
+        self._patience_s = math.inf
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": self.name, "device": str(self.device), "arithmetic": self.arithmetic}
+
+    def open(self, job: Job) -> None:
+        recorded = self._header["engine"]["arithmetic"]
+        self._open_model(job, together=recorded == "together")
+        if self.arithmetic is not None and recorded is not None and self.arithmetic != recorded:
+            raise BadInput(f"the trace was made with {recorded} gradients, this task gives {self.arithmetic} ones")
+        self._records = read_trace(self._path)
+        self._arrived: set[int] = set()
+
+    def start(self, ticket: Ticket) -> None:
+        self._tickets[ticket.id] = ticket
+        if self._strategy is not None:
+            self._strategy.started(ticket)
+
+    def cancel(self, ticket: Ticket) -> None:
+        del self._tickets[ticket.id]
+        if self._strategy is not None:
+            self._strategy.ended(ticket, arrived=False)
+
+    def set_timer(self, at: float, key: int) -> None:
+        pass  # the trace says when it came
+
+    def next_event(self, until: float | None) -> Event | None:
+        for record in self._records:
+            event = self._event(record)
+            if event is not None:
+                return event
+        return None
+
+    def _event(self, record: dict[str, Any]) -> Event | None:
+        kind = record["event"]
+        if kind == "arrive":
+            ticket = self._take(record)
+            self._arrived.add(ticket.id)
+            if self._strategy is not None and not self._strategy.arrived(ticket):
+                return Refused(record["time"], ticket)
+            return Arrived(record["time"], ticket, parts_of(record))
+        if kind == "refuse" and record["ticket"] not in self._arrived:  # else found out only when applied
+            ticket = self._take(record)
+            if self._strategy is not None:
+                self._strategy.arrived(ticket)
+            return Refused(record["time"], ticket)
+        if kind in ("apply", "drop"):
+            self._arrived.difference_update(record.get("tickets", (record.get("ticket"),)))
+        if kind == "join":
+            return WorkerJoined(record["time"], record["worker"])
+        if kind == "lost":
+            for number in record["tickets"]:
+                ended = self._tickets.pop(number, None)
+                if ended is not None and self._strategy is not None:
+                    self._strategy.ended(ended, arrived=False)
+            return WorkerLost(record["time"], record["worker"], tuple(record["tickets"]))
+        return Timer(record["time"], record["key"]) if kind == "timer" else None
+
+    def _take(self, record: dict[str, Any]) -> Ticket:
+        ticket = self._tickets.pop(record["ticket"], None)
+        if ticket is None:
+            raise ReplayMismatch(f"ticket {record['ticket']} arrives in the trace, but was not in flight here")
+        return ticket
+
+
+class Comparison(LineRecorder):
+    """Holds every line of a run against the recorded one, and stops at the first difference."""
+
+    def __init__(self, path: Path, gradients: bool) -> None:
+        self._path, self._gradients = path, gradients
+        self._recorded = self._lines_to_match(path)
+        self.lines = 0
+
+    def _lines_to_match(self, path: Path) -> Iterator[dict[str, Any]]:
+        for record in read_trace(path):
+            if record["event"] != "run" and (self._gradients or record["event"] != "evaluate"):
+                yield record
+
+    def run(self, header: dict[str, Any]) -> None:
+        pass  # describes the engine, which is another one here
+
+    def _write(self, line: str) -> None:
+        self.lines += 1
+        here = json.loads(line)
+        there = next(self._recorded, None)
+        if there is None:
+            raise ReplayMismatch(f"{self._path}: the trace is over, but the replay goes on with {line.strip()}")
+        if not self._gradients:
+            for record in (here, there):
+                record.pop("digest", None)
+                for key in _LEARNED:
+                    record.pop(key, None)
+        # Through text, so that NaN equals NaN.
+        if json.dumps(here, sort_keys=True) != json.dumps(there, sort_keys=True):
+            raise ReplayMismatch(
+                f"{self._path}: the replay differs from the trace at record {self.lines}:\n"
+                f"  recorded: {json.dumps(there)}\n  replayed: {json.dumps(here)}"
+            )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A replay that agreed with its trace, line by line."""
+
+    result: Result
+    lines: int  # records compared
+    gradients: bool  # whether parameters were computed and compared too
+
+
+def replay(path: str | Path, task: Any = None, *, gradients: bool | None = None, device: str | None = None) -> Replay:
+    """Re-run a trace (or the folder of a run); raises `ReplayMismatch` where decisions or numbers differ.
+
+    The task is the recorded one unless given. `gradients=False` checks the decisions alone.
+    """
+    path = Path(path)
+    header: dict[str, Any] = {}
+    end: dict[str, Any] = {}
+    for record in read_trace(path):
+        header = header or record
+        end = record
+    had_gradients = header["task"] is not None
+    gradients = had_gradients if gradients is None else gradients
+    if gradients and not had_gradients:
+        raise BadInput(f"{str(path)!r} was recorded without gradients, so there are none to compare")
+    bound = None
+    if gradients:
+        bound = bind_task(task if task is not None else header["task"], header["batch_size"])
+        if bound.samples() != header["samples"]:
+            raise BadInput(
+                f"the trace was made with {header['samples']} samples, but the task has {bound.samples()}; "
+                f"give the task it was made with"
+            )
+    options = dict(header["policy"])
+    policy = make_policy(options.pop("name"), **options)
+    job = Job(
+        task=bound,
+        policy=policy,
+        ledger=Ledger(header["samples"], header["batch_size"], header["epochs"], header["seed"]),
+        learning=Learning(**header["learning"]),
+        seed=header["seed"],
+    )
+    limits = Limits(
+        updates=end["version"] if end["reason"] == LIMIT_REACHED else None,
+        epochs=header["epochs"],
+        evaluate_every=header["evaluate_every"],
+    )
+    engine = Replayed(path, header, device or header["engine"].get("device") or "cpu")
+    comparison = Comparison(path, gradients)
+    result = run(job, engine, limits, None, patience_s=math.inf, recorders=(comparison,))
+    return Replay(result, comparison.lines, gradients)
