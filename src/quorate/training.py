@@ -100,6 +100,7 @@ def train(
     seed: int = 0,
     out: str | Path | None = None,
     batch_size: int | None = None,
+    samples: int | None = None,
     learning: Learning | None = None,
     evaluate_every: int | None = None,
     patience_s: float = DEFAULT_PATIENCE_S,
@@ -113,6 +114,7 @@ def train(
     It ends after `updates`, after `epochs`, or when `until` holds ("accuracy>=0.95"), whichever comes first;
     give at least one. `out` is a new folder for the trace, the summary and the parameters.
 
+    samples: without a task, the size of the data whose epochs are counted (None: an endless stream).
     evaluate_every: updates between evaluations (by default some 100 in the run, and always the last).
     patience_s: how long the run may have fewer live workers than the policy needs before it gives up.
     recorders: told of everything that happens, as the trace is.
@@ -123,7 +125,7 @@ def train(
     bound = None if task is None else bind_task(task, batch_size)
     engine.check(policy)
     if bound is None:
-        ledger = Ledger(None, batch_size or 1, epochs, seed)
+        ledger = Ledger(samples, 1 if batch_size is None else batch_size, epochs, seed)
     else:
         ledger = Ledger(bound.samples(), bound.batch_size, epochs, seed)
     _check_round_fits(policy.begin(engine.workers), ledger)

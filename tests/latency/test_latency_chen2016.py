@@ -61,6 +61,11 @@ def test_the_curves_pass_within_the_reading(k: int) -> None:
     assert [Chen2016().time_to(k, level) for level in LEVELS] == pytest.approx(TABLE[k][:-1], rel=0.015)
 
 
+@pytest.mark.parametrize(("k", "median_s"), chen2016_figures()["fig4_median_time_s"].items())
+def test_the_medians_lie_between_the_two_figures(k: str, median_s: float) -> None:
+    assert Chen2016().time_to(int(k), 0.5) == pytest.approx(median_s, rel=0.015)
+
+
 def by_quadrature(k: int) -> tuple[float, float]:
     """Mean and standard deviation of Q_k(u): midpoints up to level 0.99, above it in ln(1-u)."""
     chen, cells, reach = Chen2016(), 2000, 30.0

@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from latency_models import independent
 
@@ -85,6 +85,7 @@ def test_a_jump_is_integrated_exactly() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(independent, st.integers(1, 30))
+@example(Pause(1.0, 1e-45, 2.0), 1)  # 1 - p rounds to 1
 def test_the_kth_times_rise_and_average_to_the_mean(model: Independent, n: int) -> None:
     mean = model.mean()
     times = [order_statistic_mean(model, n, k) for k in range(1, n + 1)]

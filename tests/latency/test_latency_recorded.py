@@ -114,16 +114,30 @@ def test_a_cancelled_ticket_that_arrives_all_the_same_was_observed(tmp_path: Pat
     assert Recorded(path).durations == {0: [(4.0, True)]}
 
 
-def test_the_stand_in_follows_kaplan_and_meier(tmp_path: Path) -> None:
-    durations = [(1.0, True), (2.0, False), (3.0, True), (3.5, False), (5.0, True), (6.0, True)]
+@pytest.mark.parametrize(
+    ("durations", "shares"),
+    [
+        # Beyond 2: 3 is one of four at risk; what remains is shared by 5 and 6 (a plain choice gives thirds).
+        (
+            [(1.0, True), (2.0, False), (3.0, True), (3.5, False), (5.0, True), (6.0, True)],
+            {3.0: 1 / 4, 5.0: 3 / 8, 6.0: 3 / 8},
+        ),
+        # Cancelled at 2, a ticket was still at risk when another ended at 2.
+        (
+            [(2.0, False), (1.0, False), (2.0, True), (3.0, True), (4.0, True)],
+            {2.0: 1 / 4, 3.0: 3 / 8, 4.0: 3 / 8},
+        ),
+    ],
+)
+def test_the_stand_in_follows_kaplan_and_meier(
+    tmp_path: Path, durations: list[tuple[float, bool]], shares: dict[float, float]
+) -> None:
     model = Recorded(one_worker(tmp_path, *durations))
     seeds = 4000
     counts = Counter(model.sampler(seed, 1)(0, 1, 0, 0.0) for seed in range(seeds))
-    # Beyond 2: 3.0 is one of four at risk; what remains is shared by 5 and 6 (a plain choice gives thirds).
-    assert set(counts) == {3.0, 5.0, 6.0}
-    assert counts[3.0] / seeds == pytest.approx(1 / 4, abs=0.03)
-    assert counts[5.0] / seeds == pytest.approx(3 / 8, abs=0.03)
-    assert counts[6.0] / seeds == pytest.approx(3 / 8, abs=0.03)
+    assert set(counts) == set(shares)
+    for seconds, share in shares.items():
+        assert counts[seconds] / seeds == pytest.approx(share, abs=0.03)
 
 
 def test_the_true_mean_comes_back_from_a_run_that_cancels(tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ WORKERS = 100
 CELLS = 100
 
 # Read off, figure 3 lies 0.02 to 0.03 s below figure 4, in the medians as in the means, at every k below
-# 100. So each of these curves is lifted (by 1.4 % at most), up to what a common excess in the last hundredth
-# of rounds explains. Were all of the gap put there, k=97 would overtake k=98.
+# 100. So each of these curves is lifted, except for what a common excess in the last hundredth of rounds
+# explains; this much of it leaves all curves within 1.5 % of both figures. Were each gap put there alone,
+# k=97 would overtake k=98.
 EXCESS_S = 0.75
 # At k=100 the gap is the heavy tail; the curve moves only by the accuracy of the reading.
 LIFT_LAST_S = 0.015
@@ -182,7 +183,7 @@ class Chen2016(Latency):
 
         def draw(worker: int, _step: int, row: int, _time_s: float) -> float:
             bits = mix64((rounds[worker] + row * GOLDEN64) & MASK64)
-            # The remainder is the lowest bits' affair, u that of the highest 52: the two are independent.
+            # The remainder turns on the lowest bits and the level on the highest: the two are independent.
             pick = bits % _SEATINGS
             rank = pool[pick + pick // WORKERS * WORKERS + seats[worker]]
             level = (bits >> 12) * _STEP + _HALF_STEP

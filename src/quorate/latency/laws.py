@@ -204,7 +204,8 @@ class Pause(Independent):
         return lambda u: base if u < smooth else paused
 
     def kinks(self) -> tuple[float, ...]:
-        return (1.0 - self.probability,) if 0.0 < self.probability < 1.0 else ()
+        smooth = 1.0 - self.probability
+        return (smooth,) if 0.0 < smooth < 1.0 else ()
 
     def mean(self) -> float:
         return self.base * (1.0 + self.probability * (self.factor - 1.0))

@@ -15,6 +15,7 @@ from quorate.errors import BadInput
 from quorate.events import (
     Action,
     Arrived,
+    Drop,
     Event,
     Exhausted,
     Pinned,
@@ -147,3 +148,14 @@ def check_late(late: str) -> str:
 def without(tickets: list[Ticket], gone: tuple[int, ...]) -> list[Ticket]:
     """The tickets less those whose gradient is gone with its worker."""
     return [ticket for ticket in tickets if ticket.id not in gone]
+
+
+def choose(arrivals: list[Ticket], quorum: int, must: dict[int, None]) -> tuple[list[Ticket], list[Action]]:
+    """Exactly the quorum: pinned ones (`must`) surely, then the earliest; the others are dropped."""
+    if len(arrivals) <= quorum:
+        return arrivals, []
+    keep = {ticket.id for ticket in sorted(arrivals, key=lambda ticket: ticket.id not in must)[:quorum]}
+    surplus: list[Action] = [
+        Drop(ticket, "surplus: the quorum was full") for ticket in arrivals if ticket.id not in keep
+    ]
+    return [ticket for ticket in arrivals if ticket.id in keep], surplus

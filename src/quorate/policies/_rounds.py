@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
-from quorate.policies._base import Policy, check_late, without
+from quorate.policies._base import Policy, check_late, choose, without
 
 
 class RoundPolicy(Policy):
@@ -35,7 +35,7 @@ class RoundPolicy(Policy):
         self._idle: dict[int, None] = {}  # live, but the epoch had no batch left for them
         self._arrivals: list[Ticket] = []  # of this round, in order
         self._pinned: dict[int, None] = {}  # workers whose ticket the round must wait for
-        self._must: dict[int, None] = {}  # arrived tickets that the round must not displace
+        self._must: dict[int, None] = {}  # arrived tickets that the round must take
 
     # ------------------------------------------------------------ events
 
@@ -65,6 +65,8 @@ class RoundPolicy(Policy):
     def _joined(self, time: float, worker: int) -> list[Action]:
         opening = [] if self._live else self._opened(time)
         self._live[worker] = None
+        if any(ticket.worker == worker for ticket in self._arrivals):  # it had delivered before it was lost
+            return [*opening, *self._delivered(worker)]
         return [*opening, self._start(worker)]
 
     def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> list[Action]:
@@ -102,9 +104,8 @@ class RoundPolicy(Policy):
 
     def _close(self, time: float) -> list[Action]:
         reason = self._why()
-        chosen, surplus = self._choose()
-        actions: list[Action] = [Apply(tuple(chosen), None, reason)]
-        actions += [Drop(ticket, "displaced by a pinned batch") for ticket in surplus]
+        chosen, surplus = choose(self._arrivals, self.per_update, self._must)
+        actions: list[Action] = [Apply(tuple(chosen), None, reason), *surplus]
         if self.late == "cancel":
             actions += [Cancel(worker, "late: its version is over") for worker in self._busy]
             self._busy.clear()
@@ -120,16 +121,6 @@ class RoundPolicy(Policy):
         self._on_version = len(free)
         actions += [Start(worker, version, version) for worker in free]
         return actions
-
-    def _choose(self) -> tuple[list[Ticket], list[Ticket]]:
-        """Exactly the quorum: pinned ones surely, then the earliest."""
-        arrivals, quorum = self._arrivals, self.per_update
-        if len(arrivals) <= quorum:
-            return arrivals, []
-        must = self._must
-        keep = {ticket.id for ticket in sorted(arrivals, key=lambda ticket: ticket.id not in must)[:quorum]}
-        chosen = [ticket for ticket in arrivals if ticket.id in keep]
-        return chosen, [ticket for ticket in arrivals if ticket.id not in keep]
 
     def _opened(self, time: float) -> list[Action]:
         """What to do when a round opens, before anyone is started."""

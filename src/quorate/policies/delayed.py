@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quorate.errors import check_at_least
 from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
-from quorate.policies._base import Policy, check_late, without
+from quorate.policies._base import Policy, check_late, choose, without
 
 
 class Delayed(Policy):
@@ -44,10 +44,13 @@ class Delayed(Policy):
         self._arrivals: dict[int, list[Ticket]] = {}  # iteration -> its arrivals
         self._in_flight: dict[int, int] = {}  # iteration -> how many compute it
         self._pinned: dict[int, int] = {}  # worker -> iteration that must wait for it
+        self._must: dict[int, None] = {}  # arrived tickets that their round must take
 
     # ------------------------------------------------------------ events
 
     def _arrived(self, time: float, ticket: Ticket) -> list[Action]:
+        if ticket.worker in self._pinned:
+            self._must[ticket.id] = None
         iteration = self._stop(ticket.worker)
         self._next[ticket.worker] = iteration + 1
         if iteration < self._version:
@@ -95,10 +98,12 @@ class Delayed(Policy):
         actions: list[Action] = []
         while self._complete():
             iteration = self._version
-            tickets = self._arrivals.pop(iteration)
-            enough = len(tickets) >= self._workers
-            reason = "quorum reached" if enough else "all that was left of the epoch"
-            actions.append(Apply(tuple(tickets), None, reason))
+            arrivals = self._arrivals.pop(iteration)
+            tickets, surplus = choose(arrivals, self._workers, self._must)
+            reason = "quorum reached" if len(tickets) == self._workers else "all that was left of the epoch"
+            actions += [Apply(tuple(tickets), None, reason), *surplus]
+            for ticket in arrivals:
+                self._must.pop(ticket.id, None)
             late = [worker for worker, busy in self._busy.items() if busy <= iteration]
             if self.late == "cancel":
                 for worker in late:

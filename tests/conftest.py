@@ -1,0 +1,103 @@
+"""Leak police and shared settings: a test that leaves something behind fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# The machines are shared and noisy, so no example has a deadline; derandomised, so that CI is repeatable.
+settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+torch.set_num_threads(1)  # small models gain nothing from more, and lose much when the machine is busy
+
+REPOSITORY = Path(__file__).parent.parent
+_IGNORED_HERE = {".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__", ".coverage"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Everything that tests put into "the" temporary folder lands in one of ours, where it can be counted."""
+    folder = tmp_path_factory.mktemp("private")
+    before = tempfile.tempdir
+    tempfile.tempdir = str(folder)
+    os.environ["TMPDIR"] = str(folder)
+    yield
+    tempfile.tempdir = before
+    os.environ.pop("TMPDIR", None)
+
+
+class Belongings:
+    """What this process has that a test could leave behind."""
+
+    def __init__(self) -> None:
+        self.threads = {thread.name for thread in threading.enumerate()}
+        self.processes = _children()
+        self.descriptors = _descriptors()
+        self.shared_memory = _names(Path("/dev/shm"))
+        self.files = _names(Path(tempfile.gettempdir())) | (_names(REPOSITORY) - _IGNORED_HERE)
+        self.variables = dict(os.environ)
+
+    def left_behind(self, before: Belongings) -> dict[str, object]:
+        found: dict[str, object] = {
+            "threads": self.threads - before.threads,
+            "processes": self.processes - before.processes,
+            "files or sockets": {
+                number: target for number, target in self.descriptors.items() if number not in before.descriptors
+            },
+            "shared memory": self.shared_memory - before.shared_memory,
+            "files on disk": self.files - before.files,
+            "environment": {
+                key
+                for key in self.variables.keys() | before.variables.keys()
+                if self.variables.get(key) != before.variables.get(key) and not key.startswith("PYTEST_")
+            },
+        }
+        return {kind: left for kind, left in found.items() if left}
+
+
+def _children() -> set[int]:
+    return {
+        int(child)
+        for task in Path("/proc/self/task").iterdir()
+        if (task / "children").exists()
+        for child in (task / "children").read_text().split()
+    }
+
+
+def _descriptors() -> dict[int, str]:
+    """Open files and sockets. Anonymous ones (epoll and the like) and /dev/null belong to libraries."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(entry.readlink())
+        except OSError:
+            continue
+        if not target.startswith(("/dev/null", "anon_inode", "/dev/urandom", "/proc/")):
+            found[int(entry.name)] = target
+    return found
+
+
+def _names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+
+
+@pytest.fixture(autouse=True)
+def leak_police(request: pytest.FixtureRequest, private_temporary_folder: None) -> Iterator[None]:
+    before = Belongings()
+    yield
+    left = Belongings().left_behind(before)
+    if left:
+        gc.collect()  # what only waits for the garbage collector is not left behind
+        left = Belongings().left_behind(before)
+    if left:
+        pytest.fail(f"{request.node.name} left behind: {left}")

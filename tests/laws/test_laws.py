@@ -1,0 +1,171 @@
+"""The laws of DESIGN.md, for every policy, over random arrival orders, losses and returns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.events import Action, Event
+from quorate.ledger import Ledger, Loan
+from quorate.policies import (
+    POLICIES,
+    Async,
+    BackupSync,
+    BoundedStaleness,
+    Deadline,
+    Delayed,
+    FullSync,
+    KBatchSync,
+    Policy,
+    SoftSync,
+)
+from tests.laws.chaos import Log, run_chaos
+from tests.laws.checker import LawChecker, SpreadChecker
+
+CHOICES = st.lists(st.integers(0, 8 * 60), max_size=150)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> tuple[Policy, int]:
+    """Any policy, with workers to run it."""
+    kind = draw(st.sampled_from(sorted(POLICIES)))
+    workers = draw(st.integers(1, 6))
+    late = draw(st.sampled_from(["cancel", "finish"]))
+    weights = draw(st.booleans())
+    if kind == "backup":
+        quorum = draw(st.integers(1, workers))
+        return BackupSync(quorum, workers - quorum, late), workers
+    if kind == "async":
+        return Async(draw(st.none() | st.integers(0, 4)), weights), workers
+    if kind == "softsync":
+        return SoftSync(draw(st.integers(1, 8)), weights), workers
+    if kind == "bounded":
+        return BoundedStaleness(draw(st.integers(0, 3)), weights), workers
+    if kind == "k-batch":
+        return KBatchSync(draw(st.integers(1, 8)), late), workers
+    if kind == "delayed":
+        return Delayed(draw(st.integers(0, 3)), late), workers
+    if kind == "deadline":
+        quorum = draw(st.integers(1, workers))
+        limit = draw(st.none() | st.floats(0.1, 3))
+        return Deadline(limit, quorum, draw(st.none() | st.integers(1, quorum)), late=late), workers
+    return FullSync(), workers
+
+
+def check(policy: Policy, workers: int, choices: list[int], *, refusals: bool = False) -> None:
+    checker = LawChecker(policy, workers, batches=12, epochs=2)
+    ledger = run_chaos(policy, workers, choices, [checker], refusals=refusals)
+    assert ledger.finished
+
+
+@given(policies(), CHOICES)
+def test_laws_1_to_5_hold_whatever_happens(chosen: tuple[Policy, int], choices: list[int]) -> None:
+    check(*chosen, choices)
+
+
+@given(policies(), CHOICES)
+def test_laws_1_to_5_hold_with_refused_gradients(chosen: tuple[Policy, int], choices: list[int]) -> None:
+    check(*chosen, choices, refusals=True)
+
+
+@given(st.integers(1, 6), st.integers(0, 3), CHOICES)
+def test_law_4_nobody_runs_ahead(workers: int, bound: int, choices: list[int]) -> None:
+    run_chaos(BoundedStaleness(bound), workers, choices, [SpreadChecker(bound)], lossy=False)
+
+
+# ---------------------------------------------------------------- law 6: equal policies
+
+
+def decisions(policy: Policy, workers: int, choices: list[int]) -> list[tuple[object, ...]]:
+    log = Log()
+    run_chaos(policy, workers, choices, [log])
+    return log.entries
+
+
+@given(st.integers(1, 6), CHOICES)
+def test_law_6_backup_without_backups_is_full_sync(workers: int, choices: list[int]) -> None:
+    assert decisions(BackupSync(workers, 0), workers, choices) == decisions(FullSync(), workers, choices)
+
+
+@given(st.integers(1, 6), CHOICES)
+def test_law_6_no_delay_is_full_sync(workers: int, choices: list[int]) -> None:
+    assert decisions(Delayed(0), workers, choices) == decisions(FullSync(), workers, choices)
+
+
+@given(st.integers(1, 6), st.booleans(), CHOICES)
+def test_law_6_softsync_of_one_is_async(workers: int, weights: bool, choices: list[int]) -> None:
+    soft = decisions(SoftSync(1, weights), workers, choices)
+    assert soft == decisions(Async(None, weights), workers, choices)
+
+
+@given(st.integers(1, 6), CHOICES)
+def test_a_deadline_that_never_comes_is_backup(workers: int, choices: list[int]) -> None:
+    quorum = max(1, workers - 1)
+    never = Deadline(limit=1e9, quorum=quorum, minimum=quorum)
+    log_never, log_backup = decisions(never, workers, choices), None
+    log_backup = decisions(BackupSync(quorum, workers - quorum), workers, choices)
+    if not any(choice % 8 == 2 for choice in choices):  # a choice of 2 rings timers that backup does not have
+        assert log_never == log_backup
+
+
+# ---------------------------------------------------------------- law 8: resume
+
+
+class Resumed(Policy):
+    """Saves and restores itself, through JSON text and into a fresh object, before every event."""
+
+    def __init__(self, inner: Policy) -> None:
+        self._configured = inner
+        self.name = inner.name  # type: ignore[misc]
+        self.history = inner.history
+
+    def begin(self, workers: int) -> Resumed:
+        resumed = Resumed(self._configured)
+        resumed._workers = workers
+        resumed._inner = self._configured.begin(workers)
+        return resumed
+
+    def handle(self, event: Event) -> list[Action]:
+        saved = json.loads(json.dumps(self._inner.state()))
+        self._inner = self._configured.begin(self._workers)
+        self._inner.restore(saved)
+        return self._inner.handle(event)
+
+    staleness_bound = property(lambda self: self._configured.staleness_bound)  # type: ignore[assignment]
+    needed = property(lambda self: self._inner.needed)  # type: ignore[assignment]
+    per_update = property(lambda self: self._inner.per_update)  # type: ignore[assignment]
+    _reset = _arrived = _refused = _joined = _lost = _exhausted = _pinned_started = None  # type: ignore[assignment]
+
+
+class ResumedLedger(Ledger):
+    """Goes through JSON text and a fresh object before every loan."""
+
+    def borrow(self, round: int | None) -> Loan | None:
+        fresh = Ledger(self.samples, self.batch_size, self.epochs, self.seed)
+        fresh.restore(json.loads(json.dumps(self.state())))
+        loan = fresh.borrow(round)
+        self.restore(fresh.state())
+        return loan
+
+
+@given(policies(), CHOICES)
+def test_law_8_resuming_at_every_event_changes_nothing(chosen: tuple[Policy, int], choices: list[int]) -> None:
+    policy, workers = chosen
+    log = Log()
+    run_chaos(Resumed(policy), workers, choices, [log], ledger=ResumedLedger(23, 2, epochs=2, seed=7))
+    assert log.entries == decisions(policy, workers, choices)
+
+
+# ---------------------------------------------------------------- policies are values
+
+
+@pytest.mark.parametrize("policy", [FullSync(), BackupSync(2, 1), Async(3), Deadline(), Delayed(1)], ids=repr)
+def test_a_policy_is_not_changed_by_its_runs(policy: Policy) -> None:
+    workers = 3
+    before = vars(policy).copy()
+    first = decisions(policy, workers, [9, 3, 77])
+    assert vars(policy) == before
+    assert decisions(policy, workers, [9, 3, 77]) == first
