@@ -21,6 +21,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 torch.set_num_threads(1)  # small models gain nothing from more, and lose much when the machine is busy
 
 REPOSITORY = Path(__file__).parent.parent
+_TORCHS_OWN = ("torchinductor_", "TORCHINDUCTOR_")  # a cache folder that torch makes when it is first used
 _IGNORED_HERE = {".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__", ".coverage"}
 
 
@@ -59,7 +60,7 @@ class Belongings:
             "environment": {
                 key
                 for key in self.variables.keys() | before.variables.keys()
-                if self.variables.get(key) != before.variables.get(key) and not key.startswith("PYTEST_")
+                if self.variables.get(key) != before.variables.get(key) and not key.startswith(("PYTEST_", *_TORCHS_OWN))
             },
         }
         return {kind: left for kind, left in found.items() if left}
@@ -88,7 +89,9 @@ def _descriptors() -> dict[int, str]:
 
 
 def _names(folder: Path) -> set[str]:
-    return {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    if not folder.is_dir():
+        return set()
+    return {entry.name for entry in folder.iterdir() if not entry.name.startswith(_TORCHS_OWN)}
 
 
 @pytest.fixture(autouse=True)

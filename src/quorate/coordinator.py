@@ -87,13 +87,16 @@ class Coordinator:
         """Go on until `after_update` ends the run or the ledger is finished; gives the time of the end."""
         engine, policy, pending = self._engine, self._policy, self._pending
         time = 0.0
-        while not self._over:
+        talking_to_itself = 0
+        while not self._over and not self._ledger.finished:
             if pending:
                 event = pending.popleft()
+                talking_to_itself += 1
+                if talking_to_itself > 4 * len(self._live) + 100:
+                    raise self._stands_still()
             else:
-                if self._ledger.finished:
-                    break
                 event = self._next_event(time)
+                talking_to_itself = 0
             time = event.time
             heard = self._witness(event)
             if heard is not None:
@@ -118,7 +121,10 @@ class Coordinator:
                 f"{self._patience_s:g} s; "
                 f"lower the quorum, take more backups, or wait longer (patience)"
             )
-        raise AssertionError(f"{self._policy!r} stands still at version {self._version}: this is a bug in it")
+        raise self._stands_still()
+
+    def _stands_still(self) -> AssertionError:
+        return AssertionError(f"{self._policy!r} stands still at version {self._version}: this is a bug in it")
 
     def _witness(self, event: Event) -> Event | None:
         """Note what happened; gives what the policy hears of it, if anything."""

@@ -93,7 +93,7 @@ class Ledger:
 
     def _open_epoch(self, round: int | None) -> bool:
         assert self.batches_per_epoch is not None and self._stop_at is not None
-        if round is not None and round == self._fresh_round:
+        if round is not None and round == self._fresh_round and self._out:
             return False
         if self.epochs is not None and self._stop_at >= self.epochs * self.batches_per_epoch:
             return False

@@ -82,6 +82,8 @@ class RoundPolicy(Policy):
     def _exhausted(self, time: float, worker: int) -> list[Action]:
         self._stop(worker)
         self._idle[worker] = None
+        if not self._busy and not self._arrivals:  # every batch of this round was given up: try the next epoch
+            return [self._start(other) for other in list(self._idle)]
         return self._close(time) if self._complete() else []
 
     def _pinned_started(self, ticket: Ticket) -> list[Action]:

@@ -85,6 +85,9 @@ class Delayed(Policy):
 
     def _exhausted(self, time: float, worker: int) -> list[Action]:
         self._idle[worker] = self._stop(worker)
+        if not self._busy and not any(self._arrivals.values()):  # all was given up: try the next epoch
+            self._idle.clear()
+            return self._start_free(list(self._live))
         return self._advance([])
 
     def _pinned_started(self, ticket: Ticket) -> list[Action]:

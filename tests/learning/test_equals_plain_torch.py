@@ -1,0 +1,110 @@
+"""FullSync is what a plain PyTorch loop computes: to the bit with one worker, within tolerance with eight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import quorate
+from quorate.tasks.digits import Digits
+from tests.tasks import Toy, adam, batch_norm_net, mlp, plain_loop, sgd
+
+
+def cosine(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 150)
+
+
+def conv_net_with_batch_norm() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6)),
+        nn.Conv1d(1, 8, 3, padding=1),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(48, 3),
+    )
+
+
+def adamw(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=0.01)
+
+
+TASKS = {
+    "sgd-momentum": lambda: Toy(mlp, sgd),
+    "adam": lambda: Toy(mlp, adam),
+    "batch-norm": lambda: Toy(batch_norm_net, sgd),
+    "conv-batch-norm-adamw": lambda: Toy(conv_net_with_batch_norm, adamw),
+    "schedule": lambda: Toy(mlp, sgd, schedule=cosine),
+    "digits": Digits,
+}
+
+
+def assert_same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), f"{name} differs by {(ours[name] - tensor).abs().max()}"
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_one_worker_equals_a_plain_loop_bit_for_bit(name: str) -> None:
+    task = TASKS[name]()
+    result = quorate.train(task, quorate.FullSync(), quorate.Simulated(1), updates=200, seed=3)
+    assert_same_bits(result.parameters, plain_loop(task, 200, seed=3))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [quorate.Async(), quorate.SoftSync(1), quorate.Delayed(0), quorate.KBatchSync(1), quorate.BoundedStaleness(2)],
+    ids=repr,
+)
+def test_one_worker_is_a_plain_loop_under_other_policies_too(policy: quorate.Policy) -> None:
+    task = Toy(batch_norm_net)
+    result = quorate.train(task, policy, quorate.Simulated(1), updates=60, seed=3)
+    assert_same_bits(result.parameters, plain_loop(task, 60, seed=3))
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+@pytest.mark.parametrize("together", [False, True])
+def test_eight_workers_equal_one_at_eight_times_the_batch(optimizer: Any, together: bool) -> None:
+    """150 samples are 18.75 batches of 8: the short last round of every epoch is in it too."""
+    task = Toy(mlp, optimizer, samples=150)
+    engine = quorate.Simulated(8, "shifted-exp:1,1", together=together)
+    eight = quorate.train(task, quorate.FullSync(), engine, updates=60, seed=1)
+    one = quorate.train(task, quorate.FullSync(), quorate.Simulated(1), updates=60, seed=1, batch_size=64)
+    for name, tensor in one.parameters.items():
+        torch.testing.assert_close(eight.parameters[name], tensor, rtol=1e-4, atol=1e-5)
+    assert eight.summary["samples"] == one.summary["samples"]
+
+
+@pytest.mark.parametrize("make", [mlp, batch_norm_net, conv_net_with_batch_norm])
+def test_a_round_as_one_big_batch_equals_separate_batches(make: Any) -> None:
+    """BatchNorm too: every worker's batch is normalised by itself, and the statistics are averaged."""
+    task = Toy(make, samples=150)
+
+    def run(together: bool) -> quorate.Result:
+        engine = quorate.Simulated(6, "shifted-exp:1,1", together=together)
+        result = quorate.train(task, quorate.BackupSync(4, 2), engine, updates=40, seed=1)
+        assert result.metrics.header["engine"]["arithmetic"] == ("together" if together else "summed")
+        return result
+
+    apart, together = run(False), run(True)
+    for name, tensor in apart.parameters.items():
+        torch.testing.assert_close(together.parameters[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+class NotAMean(Toy):
+    """A loss that couples the samples of a batch: one big batch would be wrong."""
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        x, _ = batch
+        out = model(x)
+        return (out @ out.T).logsumexp(1).mean()
+
+
+def test_a_loss_that_is_no_mean_is_never_computed_together() -> None:
+    engine = quorate.Simulated(4, together=True)
+    result = quorate.train(NotAMean(), quorate.FullSync(), engine, updates=3)
+    assert result.metrics.header["engine"]["arithmetic"] == "summed"
