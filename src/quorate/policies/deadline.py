@@ -97,6 +97,6 @@ class Deadline(RoundPolicy):
         return up or super()._complete()
 
     def _why(self) -> str:
-        if self._time_is_up and len(self._arrivals) < self.per_update:
+        if self._time_is_up and self.needed <= len(self._arrivals) < self.per_update:
             return "time is up"
         return super()._why()

@@ -1,0 +1,105 @@
+"""What every engine must do, whatever it runs on. A subclass says how to make the engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import pytest
+import torch
+
+import quorate
+from quorate.engines.base import Engine
+from quorate.learner import digest
+from quorate.metrics import metrics_of
+from tests.laws.checker import LawChecker
+from tests.tasks import Toy, batch_norm_net, plain_loop
+
+WORKERS = 4
+POLICIES = [
+    quorate.FullSync(),
+    quorate.BackupSync(3, 1),
+    quorate.BackupSync(2, 2, late="finish"),
+    quorate.Async(),
+    quorate.Async(max_staleness=2),
+    quorate.SoftSync(3, staleness_weights=True),
+    quorate.BoundedStaleness(1),
+    quorate.KBatchSync(5),
+    quorate.Delayed(2),
+    quorate.Deadline(),
+    quorate.Deadline(limit=1.2, minimum=2, late="finish"),
+]
+
+
+class EngineContract(ABC):
+    """Inherit, implement `engine`, and every test below runs on it."""
+
+    @abstractmethod
+    def engine(self, workers: int) -> Engine:
+        """An engine whose workers take different times, so that there is something to decide."""
+
+    def policies(self) -> list[quorate.Policy]:
+        return POLICIES
+
+    @pytest.mark.parametrize("policy", POLICIES, ids=repr)
+    def test_the_laws_hold(self, policy: quorate.Policy) -> None:
+        engine = self.engine(WORKERS)
+        if policy.name not in engine.policies:
+            pytest.skip(f"{engine.name} does not run {policy.name}")
+        checker = LawChecker(policy, WORKERS, batches=13, epochs=3)
+        result = quorate.train(Toy(), policy, engine, epochs=3, recorders=(checker,))
+        assert result.summary["samples"] == {"applied": 300, "distinct": 100}
+
+    @pytest.mark.parametrize("policy", POLICIES, ids=repr)
+    def test_a_replay_makes_the_same_decisions_and_parameters(self, policy: quorate.Policy, tmp_path: Path) -> None:
+        """Law 7: two engines given the same arrivals; here the second is the recording."""
+        engine = self.engine(WORKERS)
+        if policy.name not in engine.policies:
+            pytest.skip(f"{engine.name} does not run {policy.name}")
+        task = Toy(batch_norm_net)
+        result = quorate.train(task, policy, engine, epochs=2, out=tmp_path / "run")
+        replayed = quorate.replay(tmp_path / "run", task)
+        assert replayed.gradients
+        assert replayed.result.digest == result.digest == digest(result.parameters)
+        assert replayed.lines > 50
+
+    def test_metrics_of_the_trace_are_those_of_the_run(self, tmp_path: Path) -> None:
+        result = quorate.train(Toy(), quorate.BackupSync(3, 1), self.engine(WORKERS), epochs=2, out=tmp_path / "run")
+        assert metrics_of(tmp_path / "run").summary() == result.summary
+
+    def test_one_worker_is_a_plain_loop(self) -> None:
+        task = Toy(batch_norm_net)
+        result = quorate.train(task, quorate.FullSync(), self.engine(1), updates=30, seed=4)
+        theirs = plain_loop(task, 30, seed=4)
+        assert all(torch.equal(result.parameters[name], theirs[name]) for name in theirs)
+
+    def test_it_ends_at_its_updates_with_every_ticket_ended(self) -> None:
+        result = quorate.train(Toy(), quorate.BackupSync(2, 2), self.engine(WORKERS), updates=7)
+        tickets = result.summary["tickets"]
+        assert result.summary["updates"] == 7
+        assert tickets["applied"] == 14
+        assert tickets["reasons"].get("the run is over", 0) <= WORKERS
+
+    def test_a_policy_for_other_workers_is_refused_before_anything_starts(self, tmp_path: Path) -> None:
+        with pytest.raises(quorate.BadInput, match="quorum is 9"):
+            quorate.train(Toy(), quorate.BackupSync(9), self.engine(WORKERS), updates=1, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    def test_closing_twice_does_no_harm(self) -> None:
+        engine = self.engine(WORKERS)
+        quorate.train(Toy(), quorate.FullSync(), engine, updates=2)
+        engine.close()
+
+    def test_an_engine_can_be_used_again(self) -> None:
+        engine = self.engine(WORKERS)
+        first = quorate.train(Toy(), quorate.FullSync(), engine, updates=5)
+        second = quorate.train(Toy(), quorate.FullSync(), engine, updates=5)
+        assert first.summary["samples"] == second.summary["samples"]
+
+    def test_an_error_in_the_task_comes_through(self) -> None:
+        class Broken(Toy):
+            def loss(self, model: torch.nn.Module, batch: object) -> torch.Tensor:
+                raise ZeroDivisionError("in the user's loss")
+
+        with pytest.raises(ZeroDivisionError, match="user's loss"):
+            quorate.train(Broken(), quorate.FullSync(), self.engine(WORKERS), updates=2)
