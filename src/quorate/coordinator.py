@@ -70,7 +70,7 @@ class Coordinator:
         self._waiting: dict[int, Ticket] = {}  # ticket number -> arrived, not yet applied or dropped
         self._pending: deque[Event] = deque()  # what follows from our own actions; comes before the engine's
         self._refusals_in_a_row = 0
-        self._short_since: float | None = None  # since when too few workers are alive
+        self._give_up_at: float | None = None  # while too few workers are alive: how long to wait for more
         self._over = False
 
     @property
@@ -85,59 +85,58 @@ class Coordinator:
 
     def run(self) -> float:
         """Go on until `after_update` ends the run or the ledger is finished; gives the time of the end."""
-        engine, policy, pending = self._engine, self._policy, self._pending
+        engine, handle, pending, ledger = self._engine, self._policy.handle, self._pending, self._ledger
+        flying, waiting, recorders = self._flying, self._waiting, self._recorders
         time = 0.0
         talking_to_itself = 0
-        while not self._over and not self._ledger.finished:
+        while not self._over and not (ledger.epochs is not None and ledger.finished):
             if pending:
                 event = pending.popleft()
                 talking_to_itself += 1
                 if talking_to_itself > 4 * len(self._live) + 100:
                     raise self._stands_still()
             else:
-                event = self._next_event(time)
+                upcoming = engine.next_event(self._give_up_at)
+                if upcoming is None:
+                    raise self._why_nothing_happens(time)
+                event = upcoming
                 talking_to_itself = 0
             time = event.time
-            heard = self._witness(event)
-            if heard is not None:
-                self._carry_out(time, policy.handle(heard))
+            if type(event) is Arrived:  # here rather than in `_witness`: it is nearly every event
+                _, ticket, parts = event
+                if flying.get(ticket.worker) is not ticket:
+                    continue  # cancelled, or of an older life of its worker: it has ended already
+                del flying[ticket.worker]
+                waiting[ticket.id] = ticket
+                self._refusals_in_a_row = 0
+                for recorder in recorders:
+                    recorder.arrived(time, ticket, parts)
+                actions = handle(event)
+            else:
+                heard = self._witness(event)
+                actions = handle(heard) if heard is not None else []
+            if actions:
+                self._carry_out(time, actions)
         self._end_open_tickets(time)
         engine.settle()
         return time
 
     # ------------------------------------------------------------ events
 
-    def _next_event(self, now: float) -> Event:
-        limit = None
-        if self._short_since is not None:
-            limit = self._short_since + self._patience_s
-        event = self._engine.next_event(limit)
-        if event is not None:
-            return event
-        if self._short_since is not None:
-            raise QuorumLost(
-                f"{self._policy.name} needs {self._policy.needed} live workers, but only {len(self._live)} of "
-                f"{self._workers} are left at {now:.6g} s (version {self._version}), and none came back within "
-                f"{self._patience_s:g} s; "
-                f"lower the quorum, take more backups, or wait longer (patience)"
-            )
-        raise self._stands_still()
+    def _why_nothing_happens(self, now: float) -> Exception:
+        if self._give_up_at is None:
+            return self._stands_still()
+        return QuorumLost(
+            f"{self._policy.name} needs {self._policy.needed} live workers, but only {len(self._live)} of "
+            f"{self._workers} are left at {now:.6g} s (version {self._version}), and none came back within "
+            f"{self._patience_s:g} s; lower the quorum, take more backups, or wait longer (patience)"
+        )
 
     def _stands_still(self) -> AssertionError:
         return AssertionError(f"{self._policy!r} stands still at version {self._version}: this is a bug in it")
 
     def _witness(self, event: Event) -> Event | None:
-        """Note what happened; gives what the policy hears of it, if anything."""
-        if type(event) is Arrived:
-            ticket = event.ticket
-            if self._flying.get(ticket.worker) is not ticket:
-                return None  # cancelled, or of an older life of its worker: it has ended already
-            del self._flying[ticket.worker]
-            self._waiting[ticket.id] = ticket
-            self._refusals_in_a_row = 0
-            for recorder in self._recorders:
-                recorder.arrived(event.time, ticket, event.parts)
-            return event
+        """Note what happened, other than an arrival; gives what the policy hears of it, if anything."""
         if type(event) is WorkerJoined:
             self._witness_join(event)
         elif type(event) is WorkerLost:
@@ -189,9 +188,9 @@ class Coordinator:
 
     def _count_live(self, time: float) -> None:
         if len(self._live) >= self._policy.needed:
-            self._short_since = None
-        elif self._short_since is None and self._incarnations:
-            self._short_since = time
+            self._give_up_at = None
+        elif self._give_up_at is None:
+            self._give_up_at = time + self._patience_s
 
     # ------------------------------------------------------------ actions
 
@@ -251,8 +250,8 @@ class Coordinator:
         for ticket in tickets:
             ledger.spend(ticket[4])
         self._version += 1
-        if self._short_since is not None:
-            self._short_since = time
+        if self._give_up_at is not None:
+            self._give_up_at = time + self._patience_s
         for recorder in self._recorders:
             recorder.applied(time, self._version, tickets, weights, reason, outcome.loss, outcome.norm)
         self._over = self._after_update(self._version, time, outcome.loss)

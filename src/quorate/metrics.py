@@ -76,15 +76,33 @@ class Evaluation(NamedTuple):
 class Work:
     """Seconds and tickets of one worker."""
 
-    __slots__ = ("applied", "compute_s", "dropped", "joined_at", "live_s", "lost", "version", "wasted_s")
+    __slots__ = (
+        "arrived",
+        "compute_s",
+        "dropped",
+        "joined_at",
+        "live_s",
+        "lost",
+        "started_at",
+        "unused",
+        "version",
+        "wasted_s",
+    )
 
     def __init__(self) -> None:
         self.compute_s = 0.0  # all of it
         self.wasted_s = 0.0  # on tickets that were not applied
         self.live_s = 0.0
         self.joined_at: float | None = None
-        self.applied = self.dropped = self.lost = 0
+        self.arrived = self.dropped = self.lost = 0  # tickets
+        self.unused = 0  # arrived, but then dropped or lost
         self.version = -1  # the one it has; reading it again costs no bytes
+        self.started_at = 0.0  # its ticket in flight
+
+    @property
+    def applied(self) -> int:
+        """Tickets that made a version (or still wait to)."""
+        return self.arrived - self.unused
 
     @property
     def idle_s(self) -> float:
@@ -110,7 +128,8 @@ class Metrics(Recorder):
         self.last_loss: float | None = None
         self.evaluations: list[Evaluation] = []
         self.digest: str | None = None
-        self._open: dict[int, tuple[float, int]] = {}  # ticket -> (started, bytes), then (seconds, bytes)
+        self._seconds: dict[int, float] = {}  # arrived ticket, not yet ended -> how long it took
+        self._had_version: set[int] = set()  # open tickets whose worker had read their version before
         self._last_apply = 0.0
         self._arrivals_in_round = 0
         self._kth_sums: list[float] = []
@@ -133,19 +152,20 @@ class Metrics(Recorder):
 
     def started(self, time: float, ticket: Ticket) -> None:
         work = self.workers[ticket.worker]
-        size = 0
         if work.version != ticket.version:
             work.version = ticket.version
-            size = self._size
-            self.bytes_sent += size
-        self._open[ticket.id] = (time, size)
+            self.bytes_sent += self._size
+        else:
+            self._had_version.add(ticket.id)
+        work.started_at = time
 
     def arrived(self, time: float, ticket: Ticket, parts: Parts | None) -> None:
-        started, size = self._open[ticket.id]
-        seconds = time - started
-        self.workers[ticket.worker].compute_s += seconds
+        work = self.workers[ticket.worker]
+        seconds = time - work.started_at
+        work.compute_s += seconds
+        work.arrived += 1
         self.bytes_sent += self._size
-        self._open[ticket.id] = (seconds, size + self._size)
+        self._seconds[ticket.id] = seconds
         if ticket.version == self.updates:
             place = self._arrivals_in_round
             if place == len(self._kth_sums):
@@ -166,18 +186,22 @@ class Metrics(Recorder):
         norm: float | None,
     ) -> None:
         before = version - 1
-        staleness, open_tickets, workers = self.staleness, self._open, self.workers
-        size = samples = 0
-        for number, worker, _, read, _, count in tickets:
+        staleness, seconds = self.staleness, self._seconds
+        samples = 0
+        for number, _, _, read, _, count in tickets:
             behind = before - read
             staleness[behind] = staleness.get(behind, 0) + 1
-            size += open_tickets.pop(number)[1]
+            del seconds[number]
             samples += count
-            workers[worker].applied += 1
-        self.bytes_used += size
+        used = 2 * len(tickets)  # a version to the worker and a gradient from it
+        if self._had_version:
+            numbers = {ticket[0] for ticket in tickets}
+            used -= len(numbers & self._had_version)
+            self._had_version -= numbers
+        self.bytes_used += used * self._size
         self.samples_applied += samples
         self.applied_tickets += len(tickets)
-        self._distinct.add(tickets)
+        self._distinct.add(tickets, samples)
         self.updates = version
         self.update_seconds.add(time - self._last_apply)
         self._last_apply = self.seconds = time
@@ -187,21 +211,41 @@ class Metrics(Recorder):
             self.loss.add(time, version, self.samples_applied, loss)
 
     def dropped(self, time: float, ticket: Ticket, reason: str) -> None:
-        seconds, _ = self._open.pop(ticket.id)
-        self._count_drop(ticket, seconds, reason)
+        self.workers[ticket.worker].unused += 1
+        self._count_drop(ticket, self._seconds.pop(ticket.id), reason)
 
     def refused(self, time: float, ticket: Ticket) -> None:
-        started, _ = self._open.pop(ticket.id)
-        self.workers[ticket.worker].compute_s += time - started
-        self.bytes_sent += self._size
+        seconds = self._seconds.pop(ticket.id, None)
+        if seconds is None:
+            seconds = self._stopped(time, ticket)
+            self.bytes_sent += self._size
+        else:  # it had arrived, and was found out only when it was applied
+            self.workers[ticket.worker].unused += 1
         self.refused_tickets += 1
-        self._count_drop(ticket, time - started, "its gradient held NaN or Inf")
+        self._count_drop(ticket, seconds, "its gradient held NaN or Inf")
 
     def cancelled(self, time: float, ticket: Ticket, reason: str) -> None:
-        started, _ = self._open.pop(ticket.id)
-        self.workers[ticket.worker].compute_s += time - started
         self.cancelled_tickets += 1
-        self._count_drop(ticket, time - started, reason)
+        self._count_drop(ticket, self._stopped(time, ticket), reason)
+
+    def lost(self, time: float, worker: int, tickets: tuple[Ticket, ...]) -> None:
+        work = self.workers[worker]
+        work.live_s += time - (work.joined_at or 0.0)
+        work.joined_at = None
+        for ticket in tickets:
+            seconds = self._seconds.pop(ticket.id, None)
+            work.wasted_s += self._stopped(time, ticket) if seconds is None else seconds
+            work.unused += seconds is not None
+            work.lost += 1
+            self.lost_tickets += 1
+            self._had_version.discard(ticket.id)
+
+    def _stopped(self, time: float, ticket: Ticket) -> float:
+        """A ticket in flight ended: how long its worker was at it."""
+        work = self.workers[ticket.worker]
+        seconds = time - work.started_at
+        work.compute_s += seconds
+        return seconds
 
     def _count_drop(self, ticket: Ticket, seconds: float, reason: str) -> None:
         work = self.workers[ticket.worker]
@@ -209,17 +253,7 @@ class Metrics(Recorder):
         work.dropped += 1
         self.dropped_tickets += 1
         self.drops[reason] = self.drops.get(reason, 0) + 1
-
-    def lost(self, time: float, worker: int, tickets: tuple[Ticket, ...]) -> None:
-        work = self.workers[worker]
-        work.live_s += time - (work.joined_at or 0.0)
-        work.joined_at = None
-        for ticket in tickets:
-            started, _ = self._open.pop(ticket.id)
-            work.compute_s += time - started
-            work.wasted_s += time - started
-            work.lost += 1
-            self.lost_tickets += 1
+        self._had_version.discard(ticket.id)
 
     def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
         self.evaluations.append(Evaluation(time, version, self.samples_applied, measures))
@@ -304,11 +338,11 @@ class DistinctSamples:
         if header is not None and header.get("samples") is not None:
             self._ledger = Ledger(header["samples"], header["batch_size"], seed=header["seed"])
 
-    def add(self, tickets: tuple[Ticket, ...]) -> None:
-        if self._whole:
-            return
+    def add(self, tickets: tuple[Ticket, ...], samples: int) -> None:
         if self._ledger is None:
-            self._endless += sum([ticket[5] for ticket in tickets])
+            self._endless += samples
+            return
+        if self._whole:
             return
         per_epoch = self._ledger.batches_per_epoch
         assert per_epoch is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -246,7 +248,8 @@ def run(
             after_update=pace.after_update,
             patience_s=patience_s,
         )
-        time = coordinator.run()
+        with _no_garbage(job.task is None):
+            time = coordinator.run()
         pace.last_evaluation(coordinator.version, time)
         parameters = engine.parameters()
         for watcher in watchers:
@@ -271,6 +274,22 @@ def run(
     if folder is not None:
         folder.finish(result)
     return result
+
+
+@contextmanager
+def _no_garbage(sure: bool) -> Iterator[None]:
+    """Our own loop makes no reference cycles, so without a user's task there is nothing for the collector to find.
+
+    It would look all the same, again and again, at every ticket in flight: half the cost at 10,000 workers.
+    """
+    collecting = gc.isenabled()
+    if sure:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _header(job: Job, engine: Engine, limits: Limits, evaluate_every: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def test_when_everybody_is_gone_for_good_the_run_ends_with_a_sentence() -> None:
 
 
 def test_a_new_worker_may_join() -> None:
-    engine = quorate.Simulated(2, "constant:1", faults="join:2@0.5;join:3@0.5")
+    engine = quorate.Simulated(2, "lognormal:1,0.0001*pauses:0,2", faults="join:2@0.5;join:3@0.5")
     result = quorate.train(None, quorate.Async(), engine, updates=40)
     assert result.summary["seconds"] == pytest.approx(10.5, abs=0.6)
     assert set(result.metrics.workers) == {0, 1, 2, 3}

@@ -18,7 +18,8 @@ from quorate.network import Network, parse_network
 
 # What happens first among things that happen at the same time. A worker that dies as it finishes is lost.
 _FAULT, _ARRIVAL, _UPLOAD, _TIMER = 0, 1, 2, 3
-_COMPACT_AT_LEAST = 1024
+_NO_TICKET = (_FAULT, _TIMER)
+_CLEAR_UP_AT_LEAST = 1024
 
 
 class Simulated(InProcessEngine):
@@ -68,12 +69,15 @@ class Simulated(InProcessEngine):
         self._heap: list[tuple[float, int, int, Any]] = []
         self._sequence = 0
         self._now = 0.0
-        self._draw = self.latency.sampler(job.seed, self.workers)
+        script = () if self.faults is None else self.faults.script
+        seats = max([self.workers, *(fault.worker + 1 for fault in script)])  # some may come later
+        self._draw = self.latency.sampler(job.seed, seats)
         self._live: dict[int, None] = {}
-        self._current: dict[int, Ticket] = {}  # worker -> ticket in flight
-        self._stale = 0  # entries of the heap whose ticket was cancelled or lost
-        self._steps: dict[int, int] = {}
-        self._last: dict[int, tuple[int, int]] = {}  # worker -> version of its last ticket, how often in a row
+        self._void: set[int] = set()  # tickets in the heap that were cancelled or lost
+        # By worker, in lists because there may be ten thousand: tickets so far; version of the last, how often.
+        self._steps = [0] * seats
+        self._last_version = [-1] * seats
+        self._repeats = [0] * seats
         self._times: dict[int, tuple[float, float]] = {}  # ticket -> when started, seconds of computing
         self._out_free_at = self._in_free_at = 0.0  # when the server's link has served what it has
         self._crashes: dict[Fault, Iterator[Fault]] = {}  # next random fault of a worker -> those after it
@@ -83,7 +87,7 @@ class Simulated(InProcessEngine):
         for worker in range(self.workers):
             self._push(0.0, _FAULT, Fault(0.0, worker, "join"))
         if self.faults is not None:
-            for fault in self.faults.script:
+            for fault in script:
                 self._push(fault.time, _FAULT, fault)
             for worker in range(self.workers):
                 self._push_next_crash(self.faults.crashes(job.seed, worker))
@@ -92,57 +96,61 @@ class Simulated(InProcessEngine):
 
     def start(self, ticket: Ticket) -> None:
         worker, version, now = ticket.worker, ticket.version, self._now
-        step = self._steps.get(worker, 0)
-        self._steps[worker] = step + 1
+        steps = self._steps
+        step = steps[worker]
+        steps[worker] = step + 1
         # All first tickets of a version are one row; a second one of the same worker is in the next row.
-        last, repeat = self._last.get(worker, (-1, 0))
-        repeat = repeat + 1 if last == version else 0
-        self._last[worker] = (version, repeat)
-        seconds = self._draw(worker, step, version + (repeat << 40), now)
-        self._current[worker] = ticket
+        row, repeat = version, 0
+        if self._last_version[worker] == version:
+            repeat = self._repeats[worker] + 1
+            row += repeat << 40
+        self._last_version[worker] = version
+        self._repeats[worker] = repeat
+        seconds = self._draw(worker, step, row, now)
         if self._strategy is not None:
             self._strategy.started(ticket)
-        self._sequence = sequence = self._sequence + 1
         if self.network is None:
-            heappush(self._heap, (now + seconds, _ARRIVAL, sequence, ticket))
+            heappush(self._heap, (now + seconds, _ARRIVAL, ticket.id, ticket))
             return
         ready = now if repeat else self._transfer_out(now)  # the version may be there already
         self._times[ticket.id] = (now, seconds)
-        heappush(self._heap, (ready + seconds, _UPLOAD, sequence, ticket))
+        heappush(self._heap, (ready + seconds, _UPLOAD, ticket.id, ticket))
 
     def cancel(self, ticket: Ticket) -> None:
-        del self._current[ticket.worker]
         self._times.pop(ticket.id, None)
         if self._strategy is not None:
             self._strategy.ended(ticket, arrived=False)
-        self._forget_entry()
+        self._void.add(ticket.id)
+        # Its entry stays in the heap until its time comes. Under heavy tails that may be never: clear up.
+        if len(self._void) > _CLEAR_UP_AT_LEAST and 2 * len(self._void) > len(self._heap):
+            void = self._void
+            self._heap[:] = [entry for entry in self._heap if entry[1] in _NO_TICKET or entry[2] not in void]
+            heapify(self._heap)
+            void.clear()
 
     def set_timer(self, at: float, key: int) -> None:
         self._push(max(at, self._now), _TIMER, key)
 
     def next_event(self, until: float | None) -> Event | None:
-        heap, current = self._heap, self._current
+        heap, void = self._heap, self._void
         while heap:
             if until is not None and heap[0][0] > until:
                 self._now = until
                 return None
-            time, kind, _, what = heappop(heap)
-            if kind == _ARRIVAL:
-                ticket: Ticket = what
-                if current.get(ticket.worker) is not ticket:
-                    self._stale -= 1
-                    continue
-                del current[ticket.worker]
-                self._now = time
-                if self._strategy is not None and not self._strategy.arrived(ticket):
-                    return Refused(time, ticket)
-                return Arrived(time, ticket, self._parts(time, ticket) if self.network is not None else None)
-            if kind == _UPLOAD:
-                if current.get(what.worker) is what:
-                    self._push(self._transfer_in(time), _ARRIVAL, what)
-                else:
-                    self._stale -= 1
+            time, kind, number, what = heappop(heap)
+            if kind in _NO_TICKET:
+                pass
+            elif number in void:
+                void.remove(number)
                 continue
+            elif kind == _UPLOAD:
+                heappush(heap, (self._transfer_in(time), _ARRIVAL, number, what))
+                continue
+            else:
+                self._now = time
+                if self._strategy is not None and not self._strategy.arrived(what):
+                    return Refused(time, what)
+                return Arrived(time, what, self._parts(time, what) if self.network is not None else None)
             self._now = time
             if kind == _TIMER:
                 return Timer(time, what)
@@ -165,13 +173,18 @@ class Simulated(InProcessEngine):
         if worker not in self._live:
             return None
         del self._live[worker]
-        ticket = self._current.pop(worker, None)
+        ticket = self._in_flight(worker)
         if ticket is not None:
-            self._times.pop(ticket.id, None)
-            if self._strategy is not None:
-                self._strategy.ended(ticket, arrived=False)
-            self._forget_entry()
+            self.cancel(ticket)
         return WorkerLost(fault.time, worker, () if ticket is None else (ticket.id,))
+
+    def _in_flight(self, worker: int) -> Ticket | None:
+        """A search, since losses are rare and a table of who does what would cost every ticket."""
+        for _, kind, number, what in self._heap:
+            if kind not in _NO_TICKET and what.worker == worker and number not in self._void:
+                ticket: Ticket = what
+                return ticket
+        return None
 
     def _push_next_crash(self, crashes: Iterator[Fault]) -> None:
         fault = next(crashes, None)
@@ -204,16 +217,3 @@ class Simulated(InProcessEngine):
     def _push(self, time: float, kind: int, what: Any) -> None:
         self._sequence += 1
         heappush(self._heap, (time, kind, self._sequence, what))
-
-    def _forget_entry(self) -> None:
-        """An entry of the heap is void. Far-off ones would pile up under heavy tails, so clear them out."""
-        self._stale += 1
-        if self._stale > _COMPACT_AT_LEAST and 2 * self._stale > len(self._heap):
-            current = self._current
-            self._heap[:] = [
-                entry
-                for entry in self._heap
-                if entry[1] not in (_ARRIVAL, _UPLOAD) or current.get(entry[3].worker) is entry[3]
-            ]
-            heapify(self._heap)
-            self._stale = 0

@@ -1,0 +1,190 @@
+"""The options that commands share, in groups, each said once.
+
+A command takes groups as arguments; `grouped` (in _grouping.py) makes an option of every field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+
+from quorate.errors import BadInput
+
+DEFAULT_LATENCY = "pause:0.05,0.05,10"
+
+SUBJECT, CLUSTER, POLICY = "What is trained", "The cluster", "The policy"
+END, UPDATE, OUTPUT = "When it ends", "The update", "Arithmetic and output"
+
+
+def option(panel: str, text: str, *flags: str, **rest: Any) -> Any:
+    """An option's help text, in one of the panels of `--help`."""
+    return typer.Option(*flags, help=text, rich_help_panel=panel, **rest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectOptions:
+    """What is trained, or only timed."""
+
+    task: Annotated[
+        str, option(SUBJECT, "A ready task (digits), file.py:Class or package.module:Class.", metavar="TASK")
+    ] = "digits"
+    batch_size: Annotated[int | None, option(SUBJECT, "Samples in a worker's batch.", show_default="the task's")] = None
+    seed: Annotated[int, option(SUBJECT, "Equal seeds, equal runs.")] = 0
+    no_gradients: Annotated[
+        bool, option(SUBJECT, "Compute times, staleness, drops and bytes only.", "--no-gradients")
+    ] = False
+    model_bytes: Annotated[
+        int | None, option(SUBJECT, "Size of the parameters, for --no-gradients.", show_default="the task's")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise BadInput(f"seed is {self.seed}, but it must be at least 0 and below 2^63")
+        if self.model_bytes is not None and not self.no_gradients:
+            raise BadInput(
+                f"--model-bytes {self.model_bytes} was given, but the task's model has a size of its own; "
+                f"leave it out or add --no-gradients"
+            )
+        if self.model_bytes is not None and self.model_bytes < 0:
+            raise BadInput(f"model_bytes is {self.model_bytes}, but a size cannot be negative")
+
+
+WorkersOption = Annotated[
+    str, option(CLUSTER, "N+b: a quorum of N and b backups, N+b workers in all; or N.", metavar="N+b")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """How many workers there are and how they behave."""
+
+    workers: WorkersOption = "8"
+    latency: Annotated[
+        str,
+        option(
+            CLUSTER,
+            "How long a ticket takes, e.g. constant:0.05, shifted-exp:0.05,0.025, pareto:0.05,1.5, chen2016, "
+            "trace:RUN; modifiers follow after *, e.g. lognormal:0.05,0.4*slow:3=4.",
+            metavar="MODEL",
+        ),
+    ] = DEFAULT_LATENCY
+    network: Annotated[
+        str | None,
+        option(
+            CLUSTER,
+            "Communication, e.g. bandwidth=1Gbps,latency=0.5ms,server=10Gbps.",
+            show_default="free",
+            metavar="LINKS",
+        ),
+    ] = None
+    faults: Annotated[
+        str | None,
+        option(
+            CLUSTER,
+            "Workers that go and come, e.g. 'lose:3@10;join:3@25;crash:100,5'.",
+            show_default="none",
+            metavar="SCRIPT",
+        ),
+    ] = None
+    patience: Annotated[float, option(CLUSTER, "Virtual seconds to wait for workers when too few are alive.")] = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """What single policies can be told; the names are those of the policies' own arguments."""
+
+    late: Annotated[
+        str | None,
+        option(
+            POLICY,
+            "Late work: cancel it at once, or let it finish and drop it. (backup, k-batch, delayed, deadline)",
+            show_default="cancel",
+            metavar="cancel|finish",
+        ),
+    ] = None
+    max_staleness: Annotated[int | None, option(POLICY, "Drop what is staler than this. (async)")] = None
+    staleness_weights: Annotated[
+        bool, option(POLICY, "Scale gradients by 1/staleness. (async, softsync, bounded)", "--staleness-weights")
+    ] = False
+    gradients: Annotated[int | None, option(POLICY, "Arrivals that make an update. (softsync)", show_default="N")] = (
+        None
+    )
+    bound: Annotated[
+        int | None, option(POLICY, "Steps a worker may be ahead of the slowest. (bounded)", show_default="3")
+    ] = None
+    k: Annotated[int | None, option(POLICY, "Gradients that make an update. (k-batch)", show_default="N")] = None
+    delay: Annotated[int | None, option(POLICY, "Versions an update lags behind. (delayed)", show_default="1")] = None
+    limit: Annotated[float | None, option(POLICY, "Seconds a round lasts. (deadline)", show_default="learned")] = None
+    minimum: Annotated[
+        int | None, option(POLICY, "Arrivals a round waits for even so. (deadline)", show_default="half")
+    ] = None
+    slack: Annotated[
+        float | None, option(POLICY, "Learned limit, in times half the workers take. (deadline)", show_default="1.5")
+    ] = None
+
+    def given(self) -> dict[str, Any]:
+        """The options that were given."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if value is not None and value is not False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndOptions:
+    """When a run is over: whichever comes first."""
+
+    updates: Annotated[int | None, option(END, "End after so many updates.", show_default="1000 without gradients")] = (
+        None
+    )
+    epochs: Annotated[int | None, option(END, "End after so many epochs.", show_default="5 with gradients")] = None
+    until: Annotated[
+        str | None, option(END, "End when this holds, e.g. 'accuracy>=0.95' or 'seconds>=60'.", metavar="CONDITION")
+    ] = None
+    default_epochs: ClassVar[int] = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions:
+    """How gradients become an update; all of it needs gradients."""
+
+    clip_norm: Annotated[float | None, option(UPDATE, "Clip the averaged gradient to this global norm.")] = None
+    ema: Annotated[
+        float | None, option(UPDATE, "Decay of a moving average of the parameters; it is what is evaluated.")
+    ] = None
+    delay_compensation: Annotated[float | None, option(UPDATE, "λ of DC-ASGD for stale gradients.")] = None
+    evaluate_every: Annotated[
+        int | None, option(UPDATE, "Updates between evaluations.", show_default="some 100 in a run")
+    ] = None
+    device: Annotated[
+        str | None, option(UPDATE, "Where gradients are computed: cpu, cuda, cuda:1.", show_default="cpu")
+    ] = None
+    together: Annotated[
+        bool | None,
+        option(
+            UPDATE,
+            "Compute a synchronous round as one big batch, or worker by worker.",
+            "--together/--apart",
+            show_default="together on a GPU",
+        ),
+    ] = None
+
+    def given(self) -> list[str]:
+        """The names of the options that were given."""
+        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is shown."""
+
+    json: Annotated[bool, option(OUTPUT, "Print one JSON object on stdout, nothing else.", "--json")] = False
+    quiet: Annotated[bool, option(OUTPUT, "No progress on stderr.", "--quiet", "-q")] = False
+    threads: Annotated[
+        int, option(OUTPUT, "Threads of torch; small models gain nothing from more than one.", min=1)
+    ] = 1
+
+
+OutFolderOption = Annotated[Path | None, option(OUTPUT, "A new folder for what is recorded.", metavar="FOLDER")]
+FigureOption = Annotated[Path | None, option(OUTPUT, "Draw the comparison into this file.", metavar="FILE.png")]

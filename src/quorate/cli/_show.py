@@ -1,0 +1,107 @@
+"""Results as a person or a program reads them, on stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from quorate.training import Result
+
+
+def print_json(value: Any) -> None:
+    """One JSON object and nothing else. NaN and Inf, which JSON has not, become null."""
+    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def console() -> Console:
+    """Where tables go: stdout, without colours where it is no terminal."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def print_summary(result: Result, label: str) -> None:
+    """What one run came to."""
+    from rich.table import Table
+    from rich.text import Text
+
+    header, metrics = result.metrics.header, result.metrics
+    subject = header["task"] or "no gradients"
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(style="bold", no_wrap=True)
+    lines.add_column(overflow="fold")
+    for name, value in _lines(result):
+        lines.add_row(name, Text(value))
+    if result.out is not None:
+        lines.add_row("files", Text(str(result.out)))
+    screen = console()
+    screen.print(Text(f"{label} on {subject}, seed {header['seed']}, latency {header['engine']['latency']}"))
+    screen.print(lines)
+    assert metrics is result.metrics
+
+
+def _lines(result: Result) -> list[tuple[str, str]]:
+    summary = result.summary
+    tickets, samples, size, work = (summary[key] for key in ("tickets", "samples", "bytes", "worker_seconds"))
+    ended = max(1, tickets["applied"] + tickets["dropped"] + tickets["lost"])
+    lines = [
+        ("updates", f"{summary['updates']:,} in {seconds(summary['seconds'])} of virtual time"),
+        ("an update took", _spread(summary["update_seconds"])),
+        (
+            "tickets",
+            f"{tickets['applied']:,} applied, {tickets['dropped']:,} dropped "
+            f"({tickets['dropped'] / ended:.1%}), {tickets['lost']:,} lost",
+        ),
+        *(("", f"{count:,} × {reason}") for reason, count in tickets["reasons"].items()),
+        ("samples", f"{samples['applied']:,} applied, {samples['distinct']:,} distinct"),
+        ("staleness", f"mean {summary['staleness']['mean']:.2f}, max {summary['staleness']['max']}"),
+    ]
+    time = work["compute"] + work["idle"]
+    if time > 0:
+        wasted, idle = work["wasted"] / time, work["idle"] / time
+        lines.append(
+            ("worker time", f"{1 - wasted - idle:.1%} applied, {wasted:.1%} on dropped work, {idle:.1%} waiting")
+        )
+    if size["sent"]:
+        lines.append(("bytes", f"{megabytes(size['sent'])} MB sent, {size['used'] / size['sent']:.1%} used"))
+    if summary["loss"] is not None:
+        lines.append(("last loss", f"{summary['loss']:.4g}"))
+    lines += [(name, f"{value:.4g}") for name, value in summary["evaluation"].items()]
+    if summary["digest"] is not None:
+        lines.append(("digest", summary["digest"]))
+    return lines
+
+
+def _spread(times: dict[str, float | None]) -> str:
+    if times["mean"] is None:
+        return "–"
+    return ", ".join(f"{name} {seconds(value)}" for name, value in times.items())
+
+
+def seconds(value: float | None) -> str:
+    """A time with its unit, three digits."""
+    if value is None:
+        return "–"
+    if 0 < abs(value) < 1:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+
+
+def megabytes(size: int) -> str:
+    value = size / 1e6
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"

@@ -1,0 +1,141 @@
+"""`quorate compare`: several policies on one task, with the same seed and the same slow workers."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from quorate.cli._comparing import FIGURE_FILE, ComparisonFolder, Contender, run_all
+from quorate.cli._grouping import grouped
+from quorate.cli._options import (
+    END,
+    OUTPUT,
+    POLICY,
+    ClusterOptions,
+    EndOptions,
+    FigureOption,
+    OutFolderOption,
+    OutputOptions,
+    PolicyOptions,
+    SubjectOptions,
+    UpdateOptions,
+    WorkersOption,
+    option,
+)
+from quorate.cli._policies import choose_policies, label, parse_workers
+from quorate.cli._progress import reporter
+from quorate.cli._running import check_engine, make_plan, torch_threads
+from quorate.cli._show import print_json
+from quorate.cli._table import print_table
+from quorate.errors import BadInput
+from quorate.policies import Policy
+
+DEFAULT_POLICIES = "full-sync,backup,async,softsync"
+DIGITS_TARGET = "accuracy>=0.95"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedCluster(ClusterOptions):
+    """The same cluster for all, with backups for those that use them."""
+
+    workers: WorkersOption = "6+2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedEnd(EndOptions):
+    """Long enough for the digits to be learned, so that there is something to compare."""
+
+    epochs: Annotated[int | None, option(END, "End after so many epochs.", show_default="20 with gradients")] = None
+    default_epochs: ClassVar[int] = 20
+
+
+@grouped
+def compare(
+    *,
+    subject: SubjectOptions,
+    cluster: ComparedCluster,
+    policies: Annotated[
+        str, option(POLICY, "What to compare; speed-ups are against the first.", metavar="NAME,NAME,…")
+    ] = DEFAULT_POLICIES,
+    options: PolicyOptions,
+    end: ComparedEnd,
+    target: Annotated[
+        str | None,
+        option(
+            END,
+            "Measure the time to this, e.g. 'accuracy>=0.95'; runs do not stop at it.",
+            show_default=f"{DIGITS_TARGET} for digits",
+            metavar="CONDITION",
+        ),
+    ] = None,
+    update: UpdateOptions,
+    output: OutputOptions,
+    engine: Annotated[str, option(OUTPUT, "Where it runs: simulated.", metavar="NAME")] = "simulated",
+    out: OutFolderOption = None,
+    figure: FigureOption = None,
+) -> int:
+    """Train a task under several policies and show what each comes to.
+
+    All meet the same data and equally slow workers. Options of single policies go to those that take them.
+    Exit status 1 if a run breaks off (it stays in the table, and the others go on).
+    """
+    from quorate.reporting.comparison import make_rows, measure_of, summary_of
+    from quorate.reporting.figures import draw_comparison, has_panels
+    from quorate.training import parse_until
+
+    check_engine(engine)
+    workers = parse_workers(cluster.workers)
+    chosen = choose_policies(policies, workers, options.given())
+    _check_figure(figure, out, subject.no_gradients, chosen)
+    if subject.no_gradients and target is not None:
+        raise BadInput(f"target is {target!r}, but without gradients nothing is measured; leave out one of the two")
+    if target is None and subject.task == "digits" and not subject.no_gradients:
+        target = DIGITS_TARGET
+    goal = None if target is None else parse_until(target)
+    plan = make_plan(subject, cluster, end, update)
+    contenders = [Contender(policy.name, label(policy, workers.total), policy) for policy in chosen]
+    folder = None
+    if out is not None:
+        folder = ComparisonFolder(out, [contender.name for contender in contenders])
+        folder.check_free("name another, or move it away")
+
+    with torch_threads(output.threads), reporter(output.quiet) as report:
+        outcomes = run_all(plan, contenders, goal, report, folder)
+    rows = make_rows(outcomes, goal)
+    if folder is not None:
+        folder.write(outcomes, rows, goal)
+    if has_panels(outcomes):
+        for file in (figure, None if out is None else out / FIGURE_FILE):
+            if file is not None:
+                draw_comparison(outcomes, goal, file)
+    if output.json:
+        print_json(summary_of(outcomes, goal))
+    else:
+        print_table(rows, goal, measure_of(outcomes, goal))
+    broken = [outcome for outcome in outcomes if outcome.broke_off is not None]
+    for outcome in broken:
+        sys.stderr.write(f"error: {outcome.label}: {outcome.broke_off}\n")
+    return 1 if broken else 0
+
+
+def _check_figure(figure: Path | None, out: Path | None, no_gradients: bool, policies: list[Policy]) -> None:
+    """Refuse before the runs what would fail after them."""
+    from quorate.reporting.figures import FORMATS, check_can_draw
+
+    if figure is None and out is None:
+        return
+    check_can_draw()
+    if figure is None:
+        return
+    if figure.suffix not in FORMATS:
+        raise BadInput(f"figure is {str(figure)!r}, but its name must end in one of: {', '.join(FORMATS)}")
+    if figure.is_dir():
+        raise BadInput(f"figure is {str(figure)!r}, which is a folder; name a file in it")
+    if not figure.parent.is_dir():
+        raise BadInput(
+            f"figure is {str(figure)!r}, but the folder {str(figure.parent)!r} does not exist; make it first"
+        )
+    if no_gradients and all(policy.name != "full-sync" for policy in policies):
+        raise BadInput("a figure without gradients shows the rounds of full-sync; add it to --policies")

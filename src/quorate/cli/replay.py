@@ -1,0 +1,59 @@
+"""`quorate replay`: run a recorded trace again and see that everything agrees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quorate.cli import Stopped
+from quorate.cli._running import torch_threads
+from quorate.cli._show import print_json
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or its trace.jsonl.", metavar="RUN")],
+    task: Annotated[
+        str | None, typer.Option(help="The task, where it has moved.", show_default="the recorded one", metavar="TASK")
+    ] = None,
+    no_gradients: Annotated[
+        bool, typer.Option("--no-gradients", help="Compare the decisions only, not the parameters.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="Where to compute.", show_default="the recorded one")] = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch; take those of the run.", min=1)] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")] = False,
+) -> None:
+    """Run a trace again: every decision must be made again, and every parameter come out bit for bit.
+
+    Exit status 1 and the first difference where they are not.
+    """
+    import quorate
+
+    try:
+        with torch_threads(threads):
+            done = quorate.replay(run, task, gradients=False if no_gradients else None, device=device)
+    except KeyboardInterrupt:
+        raise Stopped("stopped the replay; what was compared until then agreed") from None
+    digest = done.result.digest
+    if json:
+        print_json(
+            {
+                "agreed": True,
+                "records": done.lines,
+                "gradients": done.gradients,
+                "updates": done.result.metrics.updates,
+                "digest": digest,
+            }
+        )
+        return
+    learned = (
+        f"and so did every loss, every measure and the final parameters, bit for bit (digest {digest})"
+        if done.gradients
+        else "gradients were not computed, so losses and parameters were not compared"
+    )
+    sign = "," if done.gradients else ";"
+    typer.echo(
+        f"Replayed {done.lines:,} records of {str(run)!r}, {done.result.metrics.updates:,} updates: "
+        f"every decision agreed{sign} {learned}."
+    )

@@ -1,0 +1,1 @@
+"""What runs came to, side by side: rows, tables and figures. Computed from metrics, and so from traces."""
