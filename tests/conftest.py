@@ -60,7 +60,8 @@ class Belongings:
             "environment": {
                 key
                 for key in self.variables.keys() | before.variables.keys()
-                if self.variables.get(key) != before.variables.get(key) and not key.startswith(("PYTEST_", *_TORCHS_OWN))
+                if self.variables.get(key) != before.variables.get(key)
+                and not key.startswith(("PYTEST_", *_TORCHS_OWN))
             },
         }
         return {kind: left for kind, left in found.items() if left}

@@ -47,6 +47,8 @@ class Flat:
             view.copy_(tensor.detach())
         return flat
 
-    def like(self) -> Flat:
-        """Another buffer of the same layout."""
-        return Flat(self.layout, self.buffer.device)
+    def copy(self) -> Flat:
+        """Another buffer of the same layout and contents."""
+        flat = Flat(self.layout, self.buffer.device)
+        flat.buffer.copy_(self.buffer)
+        return flat

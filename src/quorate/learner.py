@@ -141,16 +141,22 @@ class Learner:
 
 
 def global_norm(tensors: Sequence[Tensor]) -> float:
-    """The 2-norm of all tensors together; NaN or Inf if any element is (or if it overflows)."""
+    """The 2-norm of all tensors together; finite if and only if every element is."""
     if not tensors:
         return 0.0
-    norms = torch._foreach_norm(list(tensors))
-    return float(torch.linalg.vector_norm(torch.stack(norms)))
-
-
-def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Exact, where `global_norm` may overflow for large but finite numbers."""
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+    if tensors[0].device.type == "cpu" and all(tensor.dtype == torch.float32 for tensor in tensors):
+        total = 0.0
+        for tensor in tensors:  # BLAS, twice as fast as torch's norm
+            flat = tensor.reshape(-1)
+            total += float(torch.dot(flat, flat))
+        norm = math.sqrt(total) if total >= 0 else math.nan
+    else:
+        norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors)))))
+    if math.isfinite(norm):
+        return norm
+    # A square may have overflowed; in double precision those of smaller types cannot.
+    total = sum(float(tensor.double().square().sum()) for tensor in tensors)
+    return math.sqrt(total) if total >= 0 else math.nan
 
 
 def digest(tensors: dict[str, Tensor]) -> str:

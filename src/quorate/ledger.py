@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from random import Random
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from quorate.errors import BadInput
-from quorate.seeds import derive
+from quorate.seeds import GOLDEN64, derive
 
 #: A batch is pinned when, drops being random, so many in a row would be as rare as this.
 PIN_CHANCE = 1e-6
@@ -55,6 +57,9 @@ class Ledger:
         self.samples, self.batch_size, self.epochs, self.seed = samples, batch_size, epochs, seed
         #: Batches in an epoch (None: endless).
         self.batches_per_epoch = None if samples is None else math.ceil(samples / batch_size)
+        self._last_size = (
+            batch_size if samples is None else samples - (math.ceil(samples / batch_size) - 1) * batch_size
+        )
         self._next = 0  # number of the next fresh batch
         self._stop_at = self.batches_per_epoch  # first batch of the epoch after the open one
         self._fresh_round: int | None = None  # round that got the last fresh batch
@@ -66,7 +71,7 @@ class Ledger:
         # What pinning asks: how often is a batch dropped by chance? One imagined spend, so that it is never 1.
         self._spent_count, self._drop_count = 1, 0
         self._pin_after = PIN_AFTER_AT_LEAST
-        self._orders: dict[int, list[int]] = {}  # epoch -> permutation, the newest few
+        self._orders: dict[int, Tensor] = {}  # epoch -> permutation, the newest few
 
     # ------------------------------------------------------------ lending
 
@@ -147,10 +152,7 @@ class Ledger:
     def size(self, batch: int) -> int:
         """How many samples a batch holds; the last of an epoch may be short."""
         per_epoch = self.batches_per_epoch
-        if per_epoch is None or (batch + 1) % per_epoch:
-            return self.batch_size
-        assert self.samples is not None
-        return self.samples - (per_epoch - 1) * self.batch_size
+        return self.batch_size if per_epoch is None or (batch + 1) % per_epoch else self._last_size
 
     def indices(self, batch: int) -> list[int]:
         """The samples of a batch; in an endless stream, the seeds."""
@@ -159,15 +161,15 @@ class Ledger:
             return list(range(start, start + self.batch_size))
         epoch, place = divmod(batch, self.batches_per_epoch)
         start = place * self.batch_size
-        return self._order(epoch)[start : start + self.batch_size]
+        found: list[int] = self.order(epoch)[start : start + self.batch_size].tolist()
+        return found
 
-    def _order(self, epoch: int) -> list[int]:
+    def order(self, epoch: int) -> Tensor:
+        """The samples of an epoch [samples] in the order in which its batches hold them."""
         order = self._orders.get(epoch)
         if order is None:
             assert self.samples is not None
-            order = list(range(self.samples))
-            Random(derive(self.seed, "epoch", epoch)).shuffle(order)
-            self._orders[epoch] = order
+            order = self._orders[epoch] = shuffled(self.samples, derive(self.seed, "epoch", epoch))
             if len(self._orders) > 3:  # a straggler may still hold a batch of the epoch before
                 del self._orders[min(self._orders)]
         return order
@@ -198,3 +200,23 @@ class Ledger:
         self._refusals = dict(state["refusals"])
         self._out = state["out"]
         self._spent_count, self._drop_count, self._pin_after = state["counts"]
+
+
+def shuffled(count: int, key: int) -> Tensor:
+    """The numbers 0 … count−1 in an order drawn by `key`, the same on every machine and release of torch.
+
+    They are sorted by a hash, mix64 again, in whole numbers that wrap around as 64-bit ones do.
+    """
+    z = torch.arange(count, dtype=torch.int64) * _signed(GOLDEN64) + _signed(key)
+    z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
+    return torch.argsort(z ^ _shifted(z, 31), stable=True)
+
+
+def _shifted(z: Tensor, bits: int) -> Tensor:
+    """z >> bits as for unsigned numbers."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -65,6 +65,7 @@ class BoundTask:
         size = batch_size if batch_size is not None else getattr(task, "batch_size", Task.batch_size)
         self.batch_size = check_at_least("batch_size", size, 1)
         self._data: Any = None
+        self._tensors: list[Tensor] | None = None
 
     # ------------------------------------------------------------ model and optimizer
 
@@ -112,21 +113,23 @@ class BoundTask:
         return len(self.data) if hasattr(self.data, "__len__") else None
 
     def on_device(self, device: torch.device) -> None:
-        """Move data that is all tensors to the device once, instead of batch by batch."""
-        if device.type != "cpu" and type(self.data) is TensorDataset:
-            self._data = TensorDataset(*(tensor.to(device) for tensor in self.data.tensors))
+        """Data that is all tensors goes to the device once, instead of sample by sample and batch by batch."""
+        if type(self.data) is TensorDataset and getattr(self.task, "collate", None) is None:
+            self._tensors = [tensor.to(device) for tensor in self.data.tensors]
 
-    def batch(self, indices: Sequence[int], device: torch.device) -> Any:
-        """The samples of these indices, collated, on the device."""
+    @property
+    def index_device(self) -> torch.device:
+        """Where indices of samples are wanted: beside data that is all tensors, else on the CPU."""
+        return torch.device("cpu") if self._tensors is None else self._tensors[0].device
+
+    def batch(self, indices: Tensor, device: torch.device) -> Any:
+        """The samples of these indices [n], collated, on the device."""
+        if self._tensors is not None:
+            return [tensor.index_select(0, indices) for tensor in self._tensors]
         data = self.data
         collate: Callable[[Any], Any] | None = getattr(self.task, "collate", None)
-        if type(data) is TensorDataset and collate is None:
-            chosen = torch.tensor(indices, device=data.tensors[0].device)
-            return [tensor.index_select(0, chosen) for tensor in data.tensors]
-        if hasattr(data, "__getitems__"):
-            samples = data.__getitems__(list(indices))
-        else:
-            samples = [data[index] for index in indices]
+        chosen = indices.tolist()
+        samples = data.__getitems__(chosen) if hasattr(data, "__getitems__") else [data[index] for index in chosen]
         batch = (collate or default_collate)(samples)
         return batch if device.type == "cpu" else to_device(batch, device)
 
@@ -134,6 +137,8 @@ class BoundTask:
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = self.task.loss(model, batch)
+        if type(loss) is Tensor and loss.dim() == 0 and loss.requires_grad:
+            return loss
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise BadInput(f"task {self.name}: loss() gave {what}, but it must be a scalar tensor; take the mean")

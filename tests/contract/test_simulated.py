@@ -13,9 +13,7 @@ class TestSimulated(EngineContract):
 
 class TestSimulatedNetwork(EngineContract):
     def engine(self, workers: int) -> Simulated:
-        return Simulated(
-            workers, "lognormal:1,0.6*slow:0=1.5", network="bandwidth=10KB/s,latency=10ms,server=20KB/s"
-        )
+        return Simulated(workers, "lognormal:1,0.6*slow:0=1.5", network="bandwidth=10KB/s,latency=10ms,server=20KB/s")
 
 
 class TestSimulatedCrashes(EngineContract):

@@ -225,6 +225,41 @@ def test_a_gradient_that_is_not_finite_is_refused_and_tried_again(policy: quorat
     assert all(bool(torch.isfinite(tensor).all()) for tensor in result.parameters.values())
 
 
+class _Overflow(torch.autograd.Function):
+    """Harmless forwards, Inf backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad * math.inf
+
+
+class OverflowsInBackward(Poisoned):
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = Toy.loss(self, model, batch)
+        if (batch[0] == self.marked).all(1).any():
+            self.seen += 1
+            if self.times is None or self.seen <= self.times:
+                applied: Tensor = _Overflow.apply(loss)
+                return applied
+        return loss
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("together", [None, True])
+def test_a_gradient_that_is_not_finite_though_its_loss_is(policy: quorate.Policy, together: bool | None) -> None:
+    if together and policy.staleness_bound != 0:
+        pytest.skip("gradients of several versions are never computed together")
+    engine = quorate.Simulated(4, "shifted-exp:1,0.3", together=together)
+    result = quorate.train(OverflowsInBackward(None), policy, engine, epochs=2)
+    assert result.summary["tickets"]["refused"] == 6  # three times in each epoch
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in result.parameters.values())
+    assert result.summary["tickets"]["applied"] == 24
+
+
 @pytest.mark.parametrize("policy", [quorate.FullSync(), quorate.Async()], ids=repr)
 def test_a_batch_that_never_gives_a_finite_gradient_is_given_up(policy: quorate.Policy) -> None:
     result = quorate.train(Poisoned(None), policy, quorate.Simulated(4, "shifted-exp:1,0.3"), epochs=2)

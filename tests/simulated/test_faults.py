@@ -25,7 +25,7 @@ def test_full_sync_waits_for_a_worker_to_return() -> None:
 
 def test_below_the_quorum_there_is_a_clear_error_within_the_time_set() -> None:
     engine = quorate.Simulated(4, "constant:1", faults="lose:0@2.5;lose:1@2.6;join:0@500")
-    with pytest.raises(quorate.QuorumLost, match="needs 3 live workers, but only 2 of 4 .* within 60 s"):
+    with pytest.raises(quorate.QuorumLost, match=r"needs 3 live workers, but only 2 of 4 .* within 60 s"):
         quorate.train(None, quorate.BackupSync(3, 1), engine, updates=100, patience_s=60)
     engine = quorate.Simulated(4, "constant:1", faults="lose:0@2.5;lose:1@2.6;join:0@50")
     assert quorate.train(None, quorate.BackupSync(3, 1), engine, updates=100, patience_s=60).summary["updates"] == 100

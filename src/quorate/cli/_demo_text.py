@@ -21,8 +21,7 @@ def sentences(rows: Sequence[Row], target: Until, lr: float) -> list[str]:
         _first(rows, full, backup, f"{target.target:.0%} test accuracy"),
         _staleness(stale, gentle, lr),
         f"{backup.label} dropped {backup.dropped_share:.0%} of its tickets, and so {backup.wasted_share:.0%} of its "
-        f"workers' time; under {full.label} {full.dropped_share:.0%} was dropped, but workers spent "
-        f"{full.waiting_share:.0%} of their time waiting for the slowest.",
+        f"workers' time; under {full.label} they spent {full.waiting_share:.0%} of it waiting for the slowest.",
     ]
 
 
@@ -31,7 +30,8 @@ def _first(rows: Sequence[Row], full: Row, backup: Row, goal: str) -> str:
     if winner is None:
         return f"No policy reached {goal}."
     others = [f"{row.label} {_compared(row, winner)}" for row in (backup, full) if row is not winner]
-    return f"{winner.label} was the first to reach {goal}, after {_time(winner):.1f} s of virtual time; {' and '.join(others)}."
+    took = f"after {_time(winner):.1f} s of virtual time"
+    return f"{winner.label} was the first to reach {goal}, {took}; {' and '.join(others)}."
 
 
 def _compared(row: Row, winner: Row) -> str:

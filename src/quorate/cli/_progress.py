@@ -122,9 +122,11 @@ class Bar(Silence):
         )
 
     def begin(self, label: str) -> None:
-        super().begin(label)
         if self._task is not None:
+            if self.last is not None:
+                self._show(self.last, time.monotonic() - self._began_at)
             self._display.update(self._task, total=1.0, completed=1.0, share="100%", left="done")
+        super().begin(label)
         self._task = self._display.add_task(
             label, total=None, share="", updates="", rate="", loss="", dropped="", left=""
         )

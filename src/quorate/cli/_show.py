@@ -40,8 +40,8 @@ def print_summary(result: Result, label: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    header, metrics = result.metrics.header, result.metrics
-    subject = header["task"] or "no gradients"
+    header = result.metrics.header
+    subject = f"on {header['task']}" if header["task"] else "without gradients"
     lines = Table.grid(padding=(0, 2))
     lines.add_column(style="bold", no_wrap=True)
     lines.add_column(overflow="fold")
@@ -50,9 +50,8 @@ def print_summary(result: Result, label: str) -> None:
     if result.out is not None:
         lines.add_row("files", Text(str(result.out)))
     screen = console()
-    screen.print(Text(f"{label} on {subject}, seed {header['seed']}, latency {header['engine']['latency']}"))
+    screen.print(Text(f"{label} {subject}, seed {header['seed']}, latency {header['engine']['latency']}"))
     screen.print(lines)
-    assert metrics is result.metrics
 
 
 def _lines(result: Result) -> list[tuple[str, str]]:
@@ -78,7 +77,7 @@ def _lines(result: Result) -> list[tuple[str, str]]:
             ("worker time", f"{1 - wasted - idle:.1%} applied, {wasted:.1%} on dropped work, {idle:.1%} waiting")
         )
     if size["sent"]:
-        lines.append(("bytes", f"{megabytes(size['sent'])} MB sent, {size['used'] / size['sent']:.1%} used"))
+        lines.append(("bytes", f"{byte_size(size['sent'])} sent, {size['used'] / size['sent']:.1%} used"))
     if summary["loss"] is not None:
         lines.append(("last loss", f"{summary['loss']:.4g}"))
     lines += [(name, f"{value:.4g}") for name, value in summary["evaluation"].items()]
@@ -97,11 +96,25 @@ def seconds(value: float | None) -> str:
     """A time with its unit, three digits."""
     if value is None:
         return "–"
-    if 0 < abs(value) < 1:
-        return f"{value * 1e3:.3g} ms"
+    if value < 1e-6:
+        return "0 s"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
     return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
 
 
 def megabytes(size: int) -> str:
+    """Without the unit, for a table."""
     value = size / 1e6
+    if 0 < value < 0.1:
+        return "<0.1"
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def byte_size(size: float) -> str:
+    """With a unit, three digits."""
+    units = ["TB", "GB", "MB", "kB", "B"]
+    while size >= 1000 and len(units) > 1:
+        size /= 1000
+        units.pop()
+    return f"{size:,.3g} {units[-1]}" if size < 1000 else f"{size:,.0f} {units[-1]}"

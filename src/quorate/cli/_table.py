@@ -27,14 +27,14 @@ def print_table(rows: Sequence[Row], target: Until | None, measure: str | None) 
             heading if screen.width < WIDE else heading.replace("-\n", ""),
             justify="left" if index == 0 else "right",
             vertical="bottom",
-            no_wrap=index > 0,
-            overflow="fold",
+            no_wrap=True,
         )
     if screen.width < WIDE:
         columns[0] = ("policy", [row.label.replace(", ", ",\n  ") for row in rows])
     for index in range(len(rows)):
         table.add_row(*(Text(cells[index]) for _, cells in columns))
-    screen.print(table)
+    width = screen.measure(table).maximum
+    screen.print(table, width=max(width, screen.width), crop=False)  # better a long line than a number cut off
 
 
 def _columns(rows: Sequence[Row], target: Until | None, measure: str | None) -> list[tuple[str, list[str]]]:

@@ -12,7 +12,7 @@ from quorate.engines.base import Job, Outcome
 from quorate.errors import BadInput
 from quorate.events import Ticket
 from quorate.learner import Learner
-from quorate.seeds import derive
+from quorate.seeds import GOLDEN64, MASK64, derive, mix64
 
 
 class Bench:
@@ -30,25 +30,46 @@ class Bench:
         self.learner.model.train()
         self.buffers = Buffers(self.learner)
         self._seed = derive(job.seed, "batch")
+        self._seen_dense = False
+        self._on_cuda = device.type == "cuda"
+        self._batches: dict[int, tuple[Tensor, ...]] = {}  # epoch -> indices of its batches, the newest few
 
     def backward(self, batches: Sequence[int], scale: float = 1.0) -> Tensor:
         """Forward and backward over these batches as one; adds `scale` × gradient to `.grad`, gives the loss."""
-        indices = self.ledger.indices(batches[0])
-        for batch in batches[1:]:
-            indices = indices + self.ledger.indices(batch)
-        seed = derive(self._seed, "batch", batches[0]) >> 1
+        indices = self._samples(batches)
+        seed = mix64((self._seed + batches[0] * GOLDEN64) & MASK64) >> 1
         torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
+        if self._on_cuda:
             torch.cuda.manual_seed(seed)
         loss = self.task.loss(self.learner.model, self.task.batch(indices, self.device))
         (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        return loss
+
+    def _samples(self, batches: Sequence[int]) -> Tensor:
+        """Indices of the samples in these batches, where the data is."""
+        per_epoch = self.ledger.batches_per_epoch
+        if per_epoch is None:
+            return torch.tensor([index for batch in batches for index in self.ledger.indices(batch)])
+        if len(batches) == 1:
+            return self._epoch(batches[0] // per_epoch)[batches[0] % per_epoch]
+        return torch.cat([self._epoch(batch // per_epoch)[batch % per_epoch] for batch in batches])
+
+    def _epoch(self, epoch: int) -> tuple[Tensor, ...]:
+        batches = self._batches.get(epoch)
+        if batches is None:
+            order = self.ledger.order(epoch).to(self.task.index_device)
+            batches = self._batches[epoch] = torch.split(order, self.ledger.batch_size)
+            if len(self._batches) > 3:  # a straggler may still hold a batch of the epoch before
+                del self._batches[min(self._batches)]
+        return batches
 
     def gradients(self) -> list[Tensor]:
         """The gradients just computed."""
         grads = self.learner.gradients()
-        if any(grad.is_sparse for grad in grads):
-            raise BadInput("the model gives sparse gradients, which cannot be averaged here; use sparse=False")
+        if not self._seen_dense:
+            self._seen_dense = True
+            if any(grad.is_sparse for grad in grads):
+                raise BadInput("the model gives sparse gradients, which cannot be averaged here; use sparse=False")
         return grads
 
 

@@ -1,9 +1,10 @@
-"""Asynchronous arithmetic: every arrival keeps a gradient of its own, computed at the version it read."""
+"""Asynchronous arithmetic: every ticket keeps a gradient of its own, computed at the version it read."""
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from torch import Tensor
 
@@ -11,15 +12,17 @@ from quorate.engines._bench import Bench, Strategy
 from quorate.engines.base import Outcome
 from quorate.events import Ticket
 from quorate.flat import Flat
-from quorate.learner import all_finite, global_norm
+from quorate.learner import global_norm
 from quorate.policies import Policy
 
 
-class _Arrival(NamedTuple):
+class _Gradient(NamedTuple):
     grads: list[Tensor | None]
+    norm: float
+    loss: float
     read_buffers: list[Tensor]  # before its forward pass
     buffers: list[Tensor]  # and after
-    loss: float
+    read: Flat | None  # the parameters it was computed at, where delay compensation wants them
 
 
 class _Version(NamedTuple):
@@ -30,111 +33,110 @@ class _Version(NamedTuple):
 class Kept(Strategy):
     """For policies that apply stale or weighted gradients.
 
-    A version's parameters are copied only when the next is made while a ticket in flight still reads them
-    (or may be started on them); the copies are used again and again.
+    A gradient is computed when its ticket starts, while the parameters it reads are still the newest: so no
+    version need be copied, but for policies that start tickets on older ones (`history`).
     """
 
     arithmetic = "kept"
 
     def __init__(self, bench: Bench, policy: Policy) -> None:
         super().__init__(bench)
-        self._bound, self._history = policy.staleness_bound, policy.history
+        self._history = policy.history
         self._compensation = self.learner.learning.delay_compensation or 0.0
-        self._arrivals: dict[int, _Arrival] = {}
-        self._readers: dict[int, int] = {}  # version -> open tickets that need it
-        self._old: dict[int, _Version] = {}
-        self._spare: list[Flat] = []
+        self._gradients: dict[int, _Gradient | None] = {}  # None: not finite
+        self._old: dict[int, _Version] = {}  # the last `history` versions before the newest
+        self._read: WeakValueDictionary[int, Flat] = WeakValueDictionary()  # versions that gradients refer to
 
     def started(self, ticket: Ticket) -> None:
-        self._readers[ticket.version] = self._readers.get(ticket.version, 0) + 1
+        self._gradients[ticket.id] = self._compute(ticket)
 
     def arrived(self, ticket: Ticket) -> bool:
-        too_stale = self._bound is not None and self.learner.version - ticket.version > self._bound
-        arrival = None if too_stale else self._compute(ticket)  # what can only be dropped is not computed
-        if arrival is not None:
-            self._arrivals[ticket.id] = arrival
-        if arrival is None or not self._compensation:  # DC-ASGD needs w_read once more
-            self._release(ticket)
-        return too_stale or arrival is not None
+        if self._gradients[ticket.id] is not None:
+            return True
+        del self._gradients[ticket.id]
+        return False
 
     def ended(self, ticket: Ticket, arrived: bool) -> None:
-        kept = self._arrivals.pop(ticket.id, None)
-        if not arrived or (kept is not None and self._compensation):
-            self._release(ticket)
-
-    def _release(self, ticket: Ticket) -> None:
-        """One ticket that needs a version fewer."""
-        self._readers[ticket.version] -= 1
-        if not self._readers[ticket.version]:
-            del self._readers[ticket.version]
-            self._recycle()
-
-    def _recycle(self) -> None:
-        first = self.learner.version - self._history
-        for version in [old for old in self._old if old not in self._readers and old < first]:
-            self._spare.append(self._old.pop(version).flat)
+        self._gradients.pop(ticket.id, None)
 
     # ------------------------------------------------------------ computing
 
-    def _compute(self, ticket: Ticket) -> _Arrival | None:
+    def _compute(self, ticket: Ticket) -> _Gradient | None:
         learner, buffers = self.learner, self.bench.buffers
-        old = self._old[ticket.version] if ticket.version != learner.version else None
+        old = None if ticket.version == learner.version else self._old[ticket.version]
         read_buffers = buffers.newest() if old is None else old.buffers
         if old is not None:
             learner.point_at(old.flat)
             buffers.load(old.buffers)
-        loss = float(self.bench.backward([ticket.batch]))
+        loss = self.bench.backward([ticket.batch]).item()
         if old is not None:
             learner.point_at(learner.flat)
         after = buffers.after_forward()
-        grads = [parameter.grad for parameter in learner.params]
         there = self.bench.gradients()
+        grads = [parameter.grad for parameter in learner.params]
         learner.clear_gradients()
-        finite = math.isfinite(loss) and (math.isfinite(global_norm(there)) or all_finite(there))
-        return _Arrival(grads, read_buffers, after, loss) if finite else None
+        norm = global_norm(there)
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            return None
+        read = self._snapshot(ticket.version) if self._compensation else None
+        return _Gradient(grads, norm, loss, read_buffers, after, read)
+
+    def _snapshot(self, version: int) -> Flat:
+        """A copy of a version's parameters that lives as long as a gradient refers to it."""
+        if version in self._old:
+            return self._old[version].flat
+        flat = self._read.get(version)
+        if flat is None:
+            flat = self.learner.flat.copy()
+            self._read[version] = flat
+        return flat
 
     # ------------------------------------------------------------ applying
 
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
         learner = self.learner
-        arrivals = [self._arrivals.pop(ticket.id) for ticket in tickets]
+        gradients = []
+        for ticket in tickets:
+            gradient = self._gradients.pop(ticket.id)
+            assert gradient is not None, "what is not finite never arrived"
+            gradients.append(gradient)
         total = sum(ticket.samples for ticket in tickets)
         shares = [ticket.samples / total for ticket in tickets]
-        if self._compensation:
-            for ticket, arrival in zip(tickets, arrivals, strict=True):
-                self._compensate(ticket, arrival)
         scales = shares if weights is None else [share * w for share, w in zip(shares, weights, strict=True)]
+        if self._compensation:
+            for ticket, gradient in zip(tickets, gradients, strict=True):
+                self._compensate(ticket, gradient)
         for place, parameter in enumerate(learner.params):
-            parameter.grad = _scaled_sum([arrival.grads[place] for arrival in arrivals], scales)
-        loss = sum(share * arrival.loss for share, arrival in zip(shares, arrivals, strict=True))
-        norm = global_norm(learner.gradients())
-        self._keep(learner.version)
+            parameter.grad = _scaled_sum([gradient.grads[place] for gradient in gradients], scales)
+        as_it_is = scales == [1.0] and not self._compensation
+        norm = gradients[0].norm if as_it_is else global_norm(learner.gradients())
+        self._keep_newest()
         read = [
-            None if ticket.version == learner.version else arrival.read_buffers
-            for ticket, arrival in zip(tickets, arrivals, strict=True)
+            None if ticket.version == learner.version else gradient.read_buffers
+            for ticket, gradient in zip(tickets, gradients, strict=True)
         ]
-        self.bench.buffers.advance([arrival.buffers for arrival in arrivals], shares, read)
+        self.bench.buffers.advance([gradient.buffers for gradient in gradients], shares, read)
         learner.step(norm)
         learner.clear_gradients()
-        if self._compensation:
-            for ticket in tickets:
-                self._release(ticket)
-        self._recycle()
-        return Outcome(loss, norm)
+        return Outcome(sum(share * one.loss for share, one in zip(shares, gradients, strict=True)), norm)
 
-    def _keep(self, version: int) -> None:
-        """Copy the newest version before it is overwritten, if somebody will still want it."""
-        if version in self._readers or self._history:
-            flat = self._spare.pop() if self._spare else self.learner.flat.like()
-            flat.buffer.copy_(self.learner.flat.buffer)
-            self._old[version] = _Version(flat, self.bench.buffers.newest())
+    def _keep_newest(self) -> None:
+        """Copy the newest version before it is overwritten, if tickets may yet be started on it."""
+        if not self._history:
+            return
+        version = self.learner.version
+        spare = self._old.pop(version - self._history, None)
+        # A gradient that is to be compensated may still refer to the oldest copy.
+        flat = self.learner.flat.copy() if spare is None or self._compensation else spare.flat
+        flat.buffer.copy_(self.learner.flat.buffer)
+        self._old[version] = _Version(flat, self.bench.buffers.newest())
 
-    def _compensate(self, ticket: Ticket, arrival: _Arrival) -> None:
+    def _compensate(self, ticket: Ticket, gradient: _Gradient) -> None:
         """DC-ASGD: g + λ·g⊙g⊙(w − w_read), a first-order guess of the gradient at the newest version."""
         if ticket.version == self.learner.version:
             return
-        read = self._old[ticket.version].flat.views
-        for grad, now, then in zip(arrival.grads, self.learner.flat.views, read, strict=True):
+        assert gradient.read is not None
+        for grad, now, then in zip(gradient.grads, self.learner.flat.views, gradient.read.views, strict=True):
             if grad is not None:
                 grad.add_(grad * grad * (now - then), alpha=self._compensation)
 

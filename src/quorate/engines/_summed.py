@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,11 +10,16 @@ from torch import Tensor
 from quorate.engines._bench import Bench, Strategy
 from quorate.engines.base import Outcome
 from quorate.events import Ticket
-from quorate.learner import all_finite, global_norm
+from quorate.learner import global_norm
 
 
 class Summed(Strategy):
-    """For policies that apply only gradients of the newest version, unweighted: no gradient is ever copied."""
+    """For policies that apply only gradients of the newest version, unweighted: none is ever copied.
+
+    A gradient is computed when its ticket arrives, so work that is cancelled costs nothing. A loss that is
+    not finite is refused there and then. A gradient that is not finite although its loss is would cost a pass
+    over every gradient to find so early; it is found in the sum, before that is applied, and left out.
+    """
 
     arithmetic = "summed"
 
@@ -28,7 +32,6 @@ class Summed(Strategy):
         self._tickets: list[Ticket] = []
         self._scales: list[float] = []  # samples of each arrival, in units of the first one's
         self._losses: list[float] = []
-        self._norm = 0.0  # of the sum so far
         self._after: list[list[Tensor]] = []
 
     def started(self, ticket: Ticket) -> None:
@@ -36,47 +39,71 @@ class Summed(Strategy):
 
     def arrived(self, ticket: Ticket) -> bool:
         # A late one can only be dropped, so it is not computed.
-        return ticket.version != self.learner.version or self.add(ticket)
+        return ticket.version != self.learner.version or self._add(ticket)
 
     def ended(self, ticket: Ticket, arrived: bool) -> None:
         pass  # `apply` finds out when the sum holds an arrival that it should not
 
-    def add(self, ticket: Ticket) -> bool:
-        """Add one arrival to the sum; if it is not finite, leave the sum as it was and give False."""
+    def _add(self, ticket: Ticket) -> bool:
+        """Add one arrival to the sum; False, and the sum is as it was, if its loss is not finite."""
         scale = ticket.samples / self._tickets[0].samples if self._tickets else 1.0
-        loss = float(self.bench.backward([ticket.batch], scale))
+        loss = self.bench.backward([ticket.batch], scale).item()
         after = self.bench.buffers.after_forward()
-        grads = self.bench.gradients()
-        norm = global_norm(grads)
-        if not math.isfinite(loss) or not (math.isfinite(norm) or all_finite(grads)):
-            self.sum_again(self._tickets)
+        if not math.isfinite(loss):
+            self._sum_again(self._tickets)
             return False
         self._tickets.append(ticket)
         self._scales.append(scale)
         self._losses.append(loss)
-        self._norm = norm
         if after:
             self._after.append(after)
         return True
 
-    def sum_again(self, tickets: Sequence[Ticket]) -> None:
+    def _sum_again(self, tickets: list[Ticket]) -> None:
         """Make the sum anew. It is needed so rarely that computing twice beats keeping every gradient."""
         self._clear()
         for ticket in tickets:
-            if not self.add(ticket):
-                raise AssertionError(f"the gradient of {ticket} was finite, and is not when computed again")
+            self._add(ticket)
 
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None = None) -> Outcome:
         assert weights is None, "weighted gradients are kept apart, not summed"
         if list(tickets) != self._tickets:
-            self.sum_again(tickets)
+            self._sum_again(list(tickets))
+        norm = global_norm(self.bench.gradients())
+        return self._step(norm) if math.isfinite(norm) else self._leave_out(list(tickets))
+
+    def _step(self, norm: float) -> Outcome:
         total = sum(self._scales)
         if total != 1.0:
             torch._foreach_div_(self.learner.gradients(), total)
         shares = [scale / total for scale in self._scales]
         loss = sum(share * loss for share, loss in zip(shares, self._losses, strict=True))
-        norm = self._norm / total
         self.bench.buffers.advance(self._after, shares)
-        self.learner.step(norm)
+        self.learner.step(norm / total)
         self._clear()
-        return Outcome(loss, norm)
+        return Outcome(loss, norm / total)
+
+    def _leave_out(self, tickets: list[Ticket]) -> Outcome:
+        """Some gradient is not finite: find out which, one by one, and apply the others."""
+        finite = []
+        for ticket in tickets:
+            self._sum_again([ticket])
+            if self._tickets and math.isfinite(global_norm(self.bench.gradients())):
+                finite.append(ticket)
+        refused = tuple(ticket for ticket in tickets if ticket not in finite)
+        self._sum_again(finite)
+        if not finite:
+            self.learner.version += 1  # an update of nothing; the version counts all the same
+            return Outcome(None, None, refused)
+        return self._step(global_norm(self.bench.gradients()))._replace(refused=refused)
+
+    def apply_one_by_one(self, tickets: tuple[Ticket, ...]) -> Outcome:
+        """Compute and apply in one go, whatever was summed before."""
+        self._clear()
+        refused = tuple(ticket for ticket in tickets if not self._add(ticket))
+        kept = tuple(ticket for ticket in tickets if ticket not in refused)
+        if not kept:
+            self.learner.version += 1
+            return Outcome(None, None, refused)
+        outcome = self.apply(kept)
+        return outcome._replace(refused=refused + outcome.refused)

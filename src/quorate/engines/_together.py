@@ -18,13 +18,12 @@ from quorate.engines._bench import Bench, Strategy
 from quorate.engines._summed import Summed
 from quorate.engines.base import Outcome
 from quorate.events import Ticket
-from quorate.learner import all_finite
 
 
 class Together(Strategy):
     """Right for a loss that is a mean over samples, which `may_go_together` finds out by trying.
 
-    BatchNorm still normalises every worker's batch by itself. A NaN is found only when the round is applied;
+    BatchNorm still normalises every worker's batch by itself. NaN and Inf are found when the round is applied;
     the round is then computed one by one, and what is finite is applied.
     """
 
@@ -46,11 +45,11 @@ class Together(Strategy):
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
         assert weights is None
         if len(tickets) == 1 or (self.bench.buffers.any and len({ticket.samples for ticket in tickets}) > 1):
-            return self._apply_one_by_one(tickets)  # groups of BatchNorm must be of one size
+            return self._one_by_one.apply_one_by_one(tickets)  # groups of BatchNorm must be of one size
         loss, norm = self._compute(tickets)
-        if not math.isfinite(loss) or not (math.isfinite(norm) or all_finite(self.learner.gradients())):
+        if not math.isfinite(loss) or not math.isfinite(norm):
             self.bench.buffers.reset()
-            return self._apply_one_by_one(tickets)
+            return self._one_by_one.apply_one_by_one(tickets)
         self.bench.buffers.advance([self.bench.buffers.after_forward()], [1.0])
         self.learner.step(norm)
         self.learner.clear_gradients()
@@ -61,17 +60,8 @@ class Together(Strategy):
             loss = self.bench.backward([ticket.batch for ticket in tickets])
         norms = torch.stack(torch._foreach_norm(self.bench.gradients()))
         # One wait for the device, for both numbers.
-        both = torch.stack([loss.float(), torch.linalg.vector_norm(norms).float()]).tolist()
+        both = torch.stack([loss.detach().float(), torch.linalg.vector_norm(norms).float()]).tolist()
         return both[0], both[1]
-
-    def _apply_one_by_one(self, tickets: tuple[Ticket, ...]) -> Outcome:
-        self._one_by_one.sum_again(())
-        refused = tuple(ticket for ticket in tickets if not self._one_by_one.add(ticket))
-        kept = tuple(ticket for ticket in tickets if ticket not in refused)
-        if not kept:
-            self.learner.version += 1  # an update of nothing; the version counts all the same
-            return Outcome(None, None, refused)
-        return self._one_by_one.apply(kept)._replace(refused=refused)
 
 
 def may_go_together(bench: Bench) -> bool:

@@ -49,9 +49,7 @@ class RoundPolicy(Policy):
             del self._pinned[worker]
             self._must[ticket.id] = None
         self._arrivals.append(ticket)
-        if self._complete():
-            return self._close(time)
-        return self._delivered(worker)
+        return self._close(time) if self._complete() else self._delivered(worker)
 
     def _delivered(self, worker: int) -> list[Action]:
         """What a worker does whose gradient is in while the round is still open: it waits."""

@@ -36,8 +36,9 @@ class Row:
     label: str
     time_to_target_s: float | None
     speed_up: float | None  # against the first run: in time to the target, or without one in samples per second
-    final: float | None  # the measure, of the last version
-    best: float | None  # the measure, of the best evaluation on the way
+    measure: str | None  # the one that is compared (None: the training loss)
+    final: float | None  # of the last version
+    best: float | None  # of the best evaluation on the way
     updates: int
     seconds: float
     samples_per_s: float | None
@@ -96,6 +97,7 @@ def make_rows(outcomes: Sequence[Outcome], target: Until | None) -> list[Row]:
                 label=outcome.label,
                 time_to_target_s=reached,
                 speed_up=speed_up,
+                measure=measure,
                 final=values[-1] if values else metrics.last_loss if measure is None else None,
                 best=(min(values) if smaller else max(values)) if values else None,
                 updates=metrics.updates,

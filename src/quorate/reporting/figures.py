@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quorate.errors import QuorateError
+from quorate.errors import BadInput, QuorateError
 from quorate.reporting.comparison import Outcome, measure_of, time_to
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ def draw_comparison(outcomes: Sequence[Outcome], target: Until | None, file: Pat
             _draw_arrivals(panels.pop(0), timed, outcomes)
         file.parent.mkdir(parents=True, exist_ok=True)
         metadata: dict[str, Any] = {"Date": None} if file.suffix == ".svg" else {}
-        figure.savefig(file, metadata=metadata)
+        try:
+            figure.savefig(file, metadata=metadata)
+        except OSError as error:
+            raise BadInput(f"figure {str(file)!r} cannot be written: {error.strerror}; name another file") from error
 
 
 # ---------------------------------------------------------------- what was learned

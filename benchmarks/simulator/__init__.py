@@ -1,0 +1,1 @@
+"""What the simulated engine costs: per ticket, with gradients beside a bare PyTorch loop, and in memory."""

@@ -1,0 +1,165 @@
+"""Bad input gets a sentence with the value, the rule and the remedy; exit status 2, and nothing is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .conftest import Quorate
+
+CASES = {
+    "quorum of none": (["simulate", "--workers", "0+2"], r"'0\+2'.*quorum is 0.*at least 1, as in 1\+2"),
+    "negative backups": (["simulate", "--workers", "6+-2"], r"backups are -2.*quorum 6 is above the 4 workers.*6\+0"),
+    "minus": (["simulate", "--workers", "6-2"], r"'6-2'.*must be N\+b, e\.g\. 6\+2"),
+    "no workers": (["simulate", "--workers", "0"], "workers is 0, but it must be at least 1"),
+    "minimum above quorum": (
+        ["simulate", "--workers", "6+2", "--policy", "deadline", "--minimum", "7"],
+        "minimum is 7, but the quorum is 6; lower",
+    ),
+    "policy": (["simulate", "--policy", "magic"], "policy 'magic' is not known; choose one of: async, backup"),
+    "policies": (["compare", "--policies", "async,magic"], "policy 'magic' is not known; choose one of: async, backup"),
+    "policies twice": (["compare", "--policies", "async,async"], "names async twice"),
+    "no policies": (["compare", "--policies", ","], "at least one, e.g. full-sync,backup"),
+    "task": (["simulate", "--task", "magic"], "task 'magic' is not known; choose one of: digits, file.py:Class"),
+    "task file": (["simulate", "--task", "none.py:Line"], "'none.py' does not exist; give file.py:Class"),
+    "task class": (["simulate", "--task", "tasks.py:None"], "no class 'None'"),
+    "engine": (["compare", "--engine", "magic"], "engine 'magic' is not known; choose one of: simulated"),
+    "latency": (["simulate", "--latency", "magic:1"], "latency model 'magic' is not known; choose one of: chen2016"),
+    "latency text": (
+        ["simulate", "--latency", "constant:x"],
+        "'x' in constant is not a number; write constant:SECONDS",
+    ),
+    "negative time": (["simulate", "--latency", "constant:-1"], "-1.0, but must be a finite number above 0; write"),
+    "network": (["simulate", "--network", "fast"], "'fast' is not understood; write e.g. bandwidth=1Gbps"),
+    "faults": (["simulate", "--faults", "die"], "'die' is not understood; write e.g. lose:3@10"),
+    "task without loss": (["simulate", "--task", "tasks.py:Lacking"], r"no method 'loss'; a task needs model\(\)"),
+    "vector loss": (
+        ["simulate", "--task", "tasks.py:Vector"],
+        r"shape \(4, 1\), but it must be a scalar.*take the mean",
+    ),
+    "no data": (["simulate", "--task", "tasks.py:Empty"], "the data set is empty"),
+    "large batch": (["simulate", "--batch-size", "9999"], "batch_size is 9999, but .* 1438 samples; choose"),
+    "round beyond epoch": (
+        ["simulate", "--batch-size", "1438"],
+        "takes 8 batches .* choose a batch_size of at most 179",
+    ),
+    "no updates": (["simulate", "--updates", "0"], "updates is 0, but it must be at least 1"),
+    "until": (["simulate", "--until", "good"], "until 'good' is not understood; write e.g. 'accuracy>=0.95'"),
+    "until unknown": (["simulate", "--until", "acuracy>=1"], "gives no 'acuracy'; choose one of: accuracy, loss"),
+    "until unmeasured": (
+        ["simulate", "--task", "tasks.py:Unmeasured", "--until", "accuracy>=1"],
+        "gives no 'accuracy'; choose one of: loss, samples, seconds, updates",
+    ),
+    "until without gradients": (
+        ["simulate", "--no-gradients", "--until", "accuracy>=1"],
+        "a run without gradients gives no 'accuracy'; choose one of: samples, seconds, updates",
+    ),
+    "target unknown": (["compare", "--target", "speed>=1"], "gives no 'speed'; choose one of: accuracy, test_loss"),
+    "target unmeasured": (
+        ["compare", "--task", "tasks.py:Unmeasured", "--target", "accuracy>=1"],
+        r"no evaluate\(\) that gives 'accuracy'",
+    ),
+    "target without gradients": (["compare", "--no-gradients", "--target", "accuracy>=1"], "nothing is measured"),
+    "clip": (["simulate", "--clip-norm", "-1"], "clip_norm is -1.0, but"),
+    "seed": (["simulate", "--seed", "-1"], "seed is -1, but it must be at least 0"),
+    "device": (["simulate", "--device", "abacus"], "device 'abacus' is not known to torch; write e.g. cpu"),
+    "patience": (["simulate", "--patience", "-1"], "cannot be negative"),
+    "together": (["simulate", "--policy", "async", "--together"], "together is on, but async"),
+    "ema without gradients": (["simulate", "--no-gradients", "--ema", "0.9"], "--ema 0.9 .* needs gradients; leave it"),
+    "size with gradients": (["simulate", "--model-bytes", "9"], "leave it out or add --no-gradients"),
+    "negative size": (["simulate", "--no-gradients", "--model-bytes", "-9"], "cannot be negative"),
+    "figure": (["compare", "--figure", "x.txt"], r"must end in one of: \.png"),
+    "figure nowhere": (["compare", "--figure", "no/x.png"], "'no' does not exist; make it first"),
+    "figure of nothing": (
+        ["compare", "--no-gradients", "--policies", "async", "--figure", "x.png"],
+        "add it to --policies",
+    ),
+    "epochs of a stream": (
+        ["simulate", "--task", "tasks.py:Stream", "--no-gradients", "--epochs", "1"],
+        "endless stream; give --updates",
+    ),
+    "option": (["simulate", "--magic"], "No such option: --magic.*; see 'quorate simulate --help'"),
+    "command": (["magic"], "No such command 'magic'; see 'quorate --help'"),
+    "number": (["simulate", "--updates", "many"], "'--updates'.*integer"),
+    "no run": (["replay"], "Missing argument 'RUN'"),
+    "run that is not": (["replay", "nowhere"], "'nowhere' does not exist; give a trace.jsonl"),
+    "foreign trace": (["replay", "tasks.py"], "'tasks.py' is not a quorate trace"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_gets_a_sentence(quorate_command: Quorate, here: Path, case: str) -> None:
+    arguments, message = CASES[case]
+    takes_out = arguments[0] in ("simulate", "compare")
+    ran = quorate_command(*arguments, *(["--out", "out"] if takes_out else []))
+    assert ran.status == 2
+    assert ran.out == ""
+    assert ran.err.startswith("error: ") and ran.err.count("\n") == 1, "one line"
+    assert re.search(message, ran.err), ran.err
+    assert [entry.name for entry in here.iterdir() if entry.name != "__pycache__"] == ["tasks.py"], "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("option", "policy", "takers"),
+    [
+        ("--late=finish", "async", "backup, k-batch, delayed, deadline"),
+        ("--max-staleness=1", "softsync", "async"),
+        ("--staleness-weights", "backup", "async, softsync, bounded"),
+        ("--gradients=2", "async", "softsync"),
+        ("--bound=2", "full-sync", "bounded"),
+        ("--k=2", "backup", "k-batch"),
+        ("--delay=2", "full-sync", "delayed"),
+        ("--limit=2", "backup", "deadline"),
+        ("--minimum=2", "backup", "deadline"),
+        ("--slack=2", "backup", "deadline"),
+    ],
+)
+def test_an_option_of_another_policy_is_refused(
+    quorate_command: Quorate, option: str, policy: str, takers: str
+) -> None:
+    ran = quorate_command("simulate", "--policy", policy, option)
+    assert ran.status == 2
+    assert f"does not fit policy '{policy}'" in ran.err
+    for taker in takers.split(", "):
+        assert re.search(rf"it is for .*{taker}", ran.err), ran.err
+    assert quorate_command("compare", "--policies", policy, option).status == 2
+
+
+def test_a_folder_that_holds_a_run_is_left_alone(quorate_command: Quorate, here: Path) -> None:
+    command = ("simulate", "--task", "tasks.py:Line", "--out", "run")
+    assert quorate_command(*command).status == 0
+    before = {file.name: file.read_bytes() for file in (here / "run").iterdir()}
+    ran = quorate_command(*command)
+    assert ran.status == 2
+    assert "'run' already holds a run" in ran.err
+    assert {file.name: file.read_bytes() for file in (here / "run").iterdir()} == before
+    assert quorate_command("simulate", "--out", "tasks.py").status == 2
+
+
+def test_a_torn_trace_is_refused_with_its_line(quorate_command: Quorate, here: Path) -> None:
+    assert quorate_command("simulate", "--task", "tasks.py:Line", "--out", "run").status == 0
+    trace = here / "run" / "trace.jsonl"
+    whole = trace.read_text()
+    lines = whole.splitlines(keepends=True)
+    trace.write_text("".join(lines[:10]))
+    assert "is torn: it stops at line 10" in quorate_command("replay", "run").err
+    trace.write_text("".join(lines[:10]) + lines[10][:20])
+    ran = quorate_command("replay", "run")
+    assert ran.status == 2
+    assert "is torn: line 11" in ran.err
+
+
+def test_a_run_that_breaks_off_has_status_1(quorate_command: Quorate) -> None:
+    ran = quorate_command("simulate", "--task", "tasks.py:Diverging")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("error: the last 80 gradients held NaN or Inf")
+    ran = quorate_command("simulate", "--task", "tasks.py:Line", "--faults", "lose:1@0.1", "--patience", 5)
+    assert ran.status == 1
+    assert "needs 8 live workers, but only 7 of 8" in ran.err
+
+
+def test_an_error_in_the_task_keeps_its_traceback(quorate_command: Quorate) -> None:
+    with pytest.raises(ZeroDivisionError):
+        quorate_command("simulate", "--task", "tasks.py:Broken")

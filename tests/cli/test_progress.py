@@ -1,0 +1,78 @@
+"""Progress: cheap, throttled by the wall clock, and never on stdout."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from quorate.cli import _progress
+from quorate.training import Progress
+
+from .conftest import Quorate
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(_progress.time, "monotonic", lambda: self.now)
+
+
+def test_elsewhere_than_on_a_terminal_there_is_a_line_every_five_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    report = _progress.reporter(quiet=False)
+    assert type(report) is _progress.Lines
+    with report:
+        report.begin("backup 6+2")
+        for update in range(1, 1201):
+            clock.now += 0.01
+            report(Progress(update, update * 0.05, 0.5, 0.25, update / 2400))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    lines = printed.err.splitlines()
+    assert len(lines) == 2, "12 seconds have passed"
+    assert lines[0].startswith("backup 6+2: 21%, 50") and lines[0].endswith("loss 0.5, dropped 25%, 0:19 left")
+    assert "(100/s)" in lines[0]
+
+
+def test_short_and_quiet_runs_print_no_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(monkeypatch)
+    for quiet, seconds in ((False, 4), (True, 60)):
+        with _progress.reporter(quiet) as report:
+            report.begin("async 8")
+            clock.now += seconds
+            report(Progress(1, 1.0, None, 0.0, None))
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_there_is_a_bar_on_stderr(quorate_command: Quorate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_progress, "REDRAW_S", 0.0)
+    monkeypatch.setattr(_progress.Bar, "every_s", 0.0)
+    monkeypatch.setattr(_progress.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    ran = quorate_command("compare", "--task", "tasks.py:Line", "--epochs", 2, "--policies", "backup,async", "--json")
+    assert set(ran.json()["runs"]) == {"backup", "async"}
+    for word in ("backup 6+2", "async 8", "updates", "/s", "loss", "drop", "100%"):
+        assert word in ran.err
+
+
+def test_an_update_costs_a_look_at_the_clock() -> None:
+    """A million updates a second are not held up: nothing is formatted or drawn in between."""
+    report = _progress.Lines()
+    report.begin("async 8")
+    progress = Progress(1, 1.0, None, 0.0, None)
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    for _ in range(100):
+        report(progress)
+    sys.setprofile(None)
+    assert calls <= 100 * 4 + 1, "a call and a return of the report, and of the clock"
