@@ -71,7 +71,7 @@ class Ledger:
         # What pinning asks: how often is a batch dropped by chance? One imagined spend, so that it is never 1.
         self._spent_count, self._drop_count = 1, 0
         self._pin_after = PIN_AFTER_AT_LEAST
-        self._orders: dict[int, Tensor] = {}  # epoch -> permutation, the newest few
+        self._known: tuple[int, list[int]] | None = None  # the epoch last asked for, and its order
 
     # ------------------------------------------------------------ lending
 
@@ -161,18 +161,14 @@ class Ledger:
             return list(range(start, start + self.batch_size))
         epoch, place = divmod(batch, self.batches_per_epoch)
         start = place * self.batch_size
-        found: list[int] = self.order(epoch)[start : start + self.batch_size].tolist()
-        return found
+        if self._known is None or self._known[0] != epoch:
+            self._known = epoch, self.order(epoch).tolist()
+        return self._known[1][start : start + self.batch_size]
 
-    def order(self, epoch: int) -> Tensor:
+    def order(self, epoch: int, device: torch.device | None = None) -> Tensor:
         """The samples of an epoch [samples] in the order in which its batches hold them."""
-        order = self._orders.get(epoch)
-        if order is None:
-            assert self.samples is not None
-            order = self._orders[epoch] = shuffled(self.samples, derive(self.seed, "epoch", epoch))
-            if len(self._orders) > 3:  # a straggler may still hold a batch of the epoch before
-                del self._orders[min(self._orders)]
-        return order
+        assert self.samples is not None
+        return shuffled(self.samples, derive(self.seed, "epoch", epoch), device)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -202,12 +198,12 @@ class Ledger:
         self._spent_count, self._drop_count, self._pin_after = state["counts"]
 
 
-def shuffled(count: int, key: int) -> Tensor:
+def shuffled(count: int, key: int, device: torch.device | None = None) -> Tensor:
     """The numbers 0 … count−1 in an order drawn by `key`, the same on every machine and release of torch.
 
     They are sorted by a hash, mix64 again, in whole numbers that wrap around as 64-bit ones do.
     """
-    z = torch.arange(count, dtype=torch.int64) * _signed(GOLDEN64) + _signed(key)
+    z = torch.arange(count, dtype=torch.int64, device=device) * _signed(GOLDEN64) + _signed(key)
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB)
     return torch.argsort(z ^ _shifted(z, 31), stable=True)

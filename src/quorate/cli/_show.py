@@ -28,11 +28,11 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def console() -> Console:
+def console(width: int | None = None) -> Console:
     """Where tables go: stdout, without colours where it is no terminal."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, width=width)
 
 
 def print_summary(result: Result, label: str) -> None:

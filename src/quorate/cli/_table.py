@@ -33,8 +33,9 @@ def print_table(rows: Sequence[Row], target: Until | None, measure: str | None) 
         columns[0] = ("policy", [row.label.replace(", ", ",\n  ") for row in rows])
     for index in range(len(rows)):
         table.add_row(*(Text(cells[index]) for _, cells in columns))
-    width = screen.measure(table).maximum
-    screen.print(table, width=max(width, screen.width), crop=False)  # better a long line than a number cut off
+    # Better a line that is too long than a number that is cut off.
+    needed = console(width=1000).measure(table).maximum
+    console(width=max(needed, screen.width)).print(table)
 
 
 def _columns(rows: Sequence[Row], target: Until | None, measure: str | None) -> list[tuple[str, list[str]]]:

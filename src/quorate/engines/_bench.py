@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Bench:
         self._seed = derive(job.seed, "batch")
         self._seen_dense = False
         self._on_cuda = device.type == "cuda"
-        self._batches: dict[int, tuple[Tensor, ...]] = {}  # epoch -> indices of its batches, the newest few
+        self._epochs: dict[int, _Epoch] = {}  # the newest few
 
     def backward(self, batches: Sequence[int], scale: float = 1.0) -> Tensor:
         """Forward and backward over these batches as one; adds `scale` × gradient to `.grad`, gives the loss."""
@@ -47,21 +48,27 @@ class Bench:
 
     def _samples(self, batches: Sequence[int]) -> Tensor:
         """Indices of the samples in these batches, where the data is."""
-        per_epoch = self.ledger.batches_per_epoch
+        ledger = self.ledger
+        per_epoch = ledger.batches_per_epoch
         if per_epoch is None:
-            return torch.tensor([index for batch in batches for index in self.ledger.indices(batch)])
+            return torch.tensor([index for batch in batches for index in ledger.indices(batch)])
         if len(batches) == 1:
-            return self._epoch(batches[0] // per_epoch)[batches[0] % per_epoch]
-        return torch.cat([self._epoch(batch // per_epoch)[batch % per_epoch] for batch in batches])
+            return self._epoch(batches[0] // per_epoch).batches[batches[0] % per_epoch]
+        pieces = []
+        for first, last in _runs(batches, per_epoch):
+            start = first % per_epoch * ledger.batch_size
+            stop = start + (last - first + 1) * ledger.batch_size
+            pieces.append(self._epoch(first // per_epoch).order[start:stop])
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def _epoch(self, epoch: int) -> tuple[Tensor, ...]:
-        batches = self._batches.get(epoch)
-        if batches is None:
-            order = self.ledger.order(epoch).to(self.task.index_device)
-            batches = self._batches[epoch] = torch.split(order, self.ledger.batch_size)
-            if len(self._batches) > 3:  # a straggler may still hold a batch of the epoch before
-                del self._batches[min(self._batches)]
-        return batches
+    def _epoch(self, epoch: int) -> _Epoch:
+        found = self._epochs.get(epoch)
+        if found is None:
+            order = self.ledger.order(epoch, self.task.index_device)
+            found = self._epochs[epoch] = _Epoch(order, self.ledger.batch_size)
+            if len(self._epochs) > 3:  # a straggler may still hold a batch of the epoch before
+                del self._epochs[min(self._epochs)]
+        return found
 
     def gradients(self) -> list[Tensor]:
         """The gradients just computed."""
@@ -71,6 +78,28 @@ class Bench:
             if any(grad.is_sparse for grad in grads):
                 raise BadInput("the model gives sparse gradients, which cannot be averaged here; use sparse=False")
         return grads
+
+
+class _Epoch:
+    """The order of the samples in an epoch; its batches as slices of it."""
+
+    def __init__(self, order: Tensor, batch_size: int) -> None:
+        self.order, self._batch_size = order, batch_size
+
+    @cached_property
+    def batches(self) -> tuple[Tensor, ...]:
+        return torch.split(self.order, self._batch_size)
+
+
+def _runs(batches: Sequence[int], per_epoch: int) -> list[tuple[int, int]]:
+    """Runs of neighbouring batches of one epoch, as (first, last): each is one slice of the epoch's order."""
+    runs: list[tuple[int, int]] = []
+    for batch in batches:
+        if runs and batch == runs[-1][1] + 1 and batch % per_epoch:
+            runs[-1] = (runs[-1][0], batch)
+        else:
+            runs.append((batch, batch))
+    return runs
 
 
 class Buffers:
