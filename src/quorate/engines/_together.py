@@ -73,7 +73,7 @@ def may_go_together(bench: Bench) -> bool:
     first, second = 0, 1
     if bench.ledger.size(first) != bench.ledger.size(second):
         return False
-    with _without_dropout(bench.learner.model):
+    with _without_dropout(bench.learner.model), _full_precision():
         with each_group_by_itself(bench.learner.model, 2):
             bench.backward([first, second])
         together = [grad.clone() for grad in bench.gradients()]
@@ -86,10 +86,21 @@ def may_go_together(bench: Bench) -> bool:
     bench.learner.clear_gradients()
     if len(together) != len(apart):
         return False
-    # All tensors as one: a bias before BatchNorm has no gradient but rounding. Rounding and tf32 differ by up to
-    # some 1e-3; a loss that is no mean differs by about its whole size.
+    # All tensors as one: a bias before BatchNorm has no gradient but rounding. Where rounding differs by 1e-4,
+    # a loss that is no mean differs by about its whole size.
     difference = global_norm([one - other for one, other in zip(together, apart, strict=True)])
     return difference <= 1e-2 * global_norm(apart) + 1e-6
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """tf32 rounds so coarsely that a deep net's gradients differ by percents with the shape of the batch."""
+    cudnn, matmul = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = cudnn, matmul
 
 
 @contextmanager

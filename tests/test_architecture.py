@@ -1,0 +1,92 @@
+"""The shape of the house: what may import what, and what the core needs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "quorate"
+
+# From left to right, as in the design. A part may import itself and what stands before it.
+FLOW = [
+    ("errors", "seeds"),
+    ("events",),
+    ("policies",),
+    ("flat", "faults", "network", "latency", "task", "tasks", "ledger"),
+    ("learner",),
+    ("trace",),
+    ("engines",),
+    ("coordinator", "metrics"),
+    ("training",),
+    ("replaying",),
+    ("reporting",),
+    ("cli", "__init__", "__main__"),
+]
+PLACE = {name: index for index, names in enumerate(FLOW) for name in names}
+
+
+def imports(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+def part(name: str) -> str:
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SOURCE)))
+def test_nothing_imports_what_stands_to_its_right(file: Path) -> None:
+    own = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+    for name in imports(file):
+        if name == "quorate" or name.startswith("quorate."):
+            assert PLACE[part(name)] <= PLACE[own], f"{own} imports {name}"
+
+
+@pytest.mark.parametrize("folder", ["policies", "latency"])
+def test_policies_and_latencies_know_neither_torch_nor_a_clock(folder: str) -> None:
+    for file in (SOURCE / folder).rglob("*.py"):
+        foreign = {name.split(".")[0] for name in imports(file)} - {"quorate"}
+        assert foreign <= set(sys.stdlib_module_names), f"{file.name} imports {foreign}"
+        if folder == "policies":
+            assert not foreign & {"time", "datetime", "os", "io", "socket", "threading", "random", "pathlib"}
+
+
+def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
+    long = {str(file.relative_to(SOURCE)): len(file.read_text().splitlines()) for file in FILES}
+    assert not {name: lines for name, lines in long.items() if lines > 450}
+
+
+def test_the_core_runs_with_torch_and_the_standard_library_alone() -> None:
+    """numpy, rich, typer, matplotlib and safetensors are hidden; a run with gradients must still work."""
+    script = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"numpy", "rich", "typer", "click", "matplotlib", "safetensors", "msgspec", "scipy"}:
+            raise ModuleNotFoundError(f"{name} is hidden", name=name)
+sys.meta_path.insert(0, Hidden())
+import warnings; warnings.simplefilter("ignore")
+import tempfile, pathlib, quorate
+with tempfile.TemporaryDirectory() as folder:
+    out = pathlib.Path(folder) / "run"
+    engine = quorate.Simulated(4, "shifted-exp:1,1")
+    result = quorate.train("digits", quorate.BackupSync(3, 1), engine, updates=3, out=out)
+    assert quorate.replay(out).result.digest == result.digest
+    assert sorted(file.name for file in out.iterdir()) == ["summary.json", "trace.jsonl"]
+print("fine")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.strip() == "fine", done.stderr
