@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quorate.cli._comparing import FIGURE_FILE, TABLE_FILE, ComparisonFolder, Contender, run_all
-from quorate.cli._demo_text import sentences
+from quorate.cli._demo_text import SameRate, sentences
 from quorate.cli._options import ClusterOptions, EndOptions, SubjectOptions, UpdateOptions
 from quorate.cli._policies import label
-from quorate.cli._progress import reporter
-from quorate.cli._running import make_plan, torch_threads
+from quorate.cli._progress import Reporter, reporter
+from quorate.cli._running import Plan, make_plan, torch_threads
 from quorate.cli._show import console
 from quorate.cli._table import print_table
 from quorate.policies import Async, BackupSync, FullSync, Policy, SoftSync
 
-WORKERS = "6+2"
+if TYPE_CHECKING:
+    from quorate.reporting.comparison import Outcome
+    from quorate.tasks.digits import Digits
+    from quorate.training import Until
+
+WORKERS, QUORUM = "6+2", 6
 LATENCY = "lognormal:0.05,0.2*pauses:0.05,10"
 TARGET = "accuracy>=0.95"
-EPOCHS = 20
+EPOCHS, EPOCHS_AT_SAME_RATE = 25, 5
 
 
 def demo(
@@ -36,50 +42,67 @@ def demo(
     """
     from quorate.reporting.comparison import make_rows
     from quorate.reporting.figures import check_can_draw, draw_comparison
-    from quorate.tasks.digits import Digits
     from quorate.training import parse_until
 
     check_can_draw()
-    plan = make_plan(
-        SubjectOptions(seed=seed),
-        ClusterOptions(workers=WORKERS, latency=LATENCY),
-        EndOptions(epochs=EPOCHS),
-        UpdateOptions(),
-    )
+    subject, cluster = SubjectOptions(seed=seed), ClusterOptions(workers=WORKERS, latency=LATENCY)
+    plan = make_plan(subject, cluster, EndOptions(epochs=EPOCHS), UpdateOptions())
     goal = parse_until(TARGET)
-    entrants = contenders(plan.workers.total)
+    entrants, rates = contenders(plan.workers.total)
     folder = ComparisonFolder(out, [contender.name for contender in entrants])
     if overwrite:
         folder.clear()
     folder.check_free("name another folder, or add --overwrite")
     with torch_threads(1), reporter(quiet=False) as report:
         outcomes = run_all(plan, entrants, goal, report, folder)
+        same_rate = _at_the_same_rate(plan, outcomes, rates["full-sync"], goal, report)
     rows = make_rows(outcomes, goal)
     folder.write(outcomes, rows, goal)
     draw_comparison(outcomes, goal, out / FIGURE_FILE)
+
     screen = console()
     screen.print(f"{plan.workers.total} workers, latency {LATENCY}, {EPOCHS} epochs, seed {seed}\n", markup=False)
     print_table(rows, goal, goal.name)
-    for sentence in sentences(rows, goal, Digits().lr):
+    for sentence in sentences(rows, goal, rates, same_rate):
         screen.print("\n" + sentence, markup=False)
     screen.print(
         f"\nIn {str(out)!r}: {FIGURE_FILE}, {TABLE_FILE}, and a folder a run for quorate replay.", markup=False
     )
 
 
-def contenders(workers: int) -> list[Contender]:
-    """Four policies at one learning rate, good for full sync, and the stale ones again at one good for them."""
+def contenders(workers: int) -> tuple[list[Contender], dict[str, float]]:
+    """The four policies, each at the learning rate that suits it, and these rates."""
     from quorate.cli._demo_tasks import DigitsForAsync, DigitsForSoftSync
+    from quorate.tasks.digits import Digits
 
-    policies: list[Policy] = [FullSync(), BackupSync(6, 2), Async(), SoftSync(6)]
-    same = [Contender(policy.name, label(policy, workers), policy) for policy in policies]
-    gentle = [
-        Contender(
-            f"{policy.name}-lr-{kind().lr:g}",
-            f"{label(policy, workers)}, lr {kind().lr:g}",
-            policy,
-            f"{kind.__module__}:{kind.__name__}",
-        )
-        for policy, kind in ((policies[2], DigitsForAsync), (policies[3], DigitsForSoftSync))
+    usual = Digits().lr
+    chosen: list[tuple[Policy, type[Digits]]] = [
+        (FullSync(), Digits),
+        (BackupSync(QUORUM, workers - QUORUM), Digits),
+        (Async(), DigitsForAsync),
+        (SoftSync(QUORUM), DigitsForSoftSync),
     ]
-    return same + gentle
+    rates = {policy.name: kind().lr for policy, kind in chosen}
+    entrants = []
+    for policy, kind in chosen:
+        name = label(policy, workers)
+        if rates[policy.name] == usual:
+            entrants.append(Contender(policy.name, name, policy))
+        else:
+            place = f"{kind.__module__}:{kind.__name__}"
+            entrants.append(Contender(policy.name, f"{name}, lr {rates[policy.name]:g}", policy, place))
+    return entrants, rates
+
+
+def _at_the_same_rate(plan: Plan, outcomes: list[Outcome], lr: float, goal: Until, report: Reporter) -> SameRate:
+    """The stale policies for a few epochs at full sync's rate, and full sync after as many."""
+    from quorate.reporting.comparison import make_rows
+
+    policies: list[Policy] = [Async(), SoftSync(QUORUM)]
+    entrants = [Contender(policy.name, label(policy, plan.workers.total), policy) for policy in policies]
+    epochs = min(EPOCHS_AT_SAME_RATE, EPOCHS)
+    stale = run_all(replace(plan, epochs=epochs), entrants, goal, report, None)
+    full = outcomes[0].metrics
+    as_many = epochs * full.header["samples"]
+    full_accuracy = [one.measures[goal.name] for one in full.evaluations if one.samples <= as_many][-1]
+    return SameRate(lr, epochs, full_accuracy, make_rows(stale, goal))
