@@ -49,15 +49,17 @@ def _compared(row: Row, winner: Row) -> str:
 
 def _rates(full: Row, rates: dict[str, float], same: SameRate) -> str:
     chosen = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
-    stale = " and ".join(
-        f"{row.label} {'broke off' if row.final is None or row.broke_off else f'at {row.final:.0%}'} "
-        f"(its gradients were {row.staleness_mean:.1f} versions old on average)"
-        for row in same.stale
-    )
+    found = " and ".join(f"{row.label} {_accuracy(row)}" for row in same.stale)
+    age = " and ".join(f"{row.staleness_mean:.1f}" for row in same.stale)
     return (
         f"Each ran at the learning rate that was best for it of those tried: {chosen}. "
-        f"At {same.lr:g}, {full.label} is at {same.full_accuracy:.0%} after {same.epochs} epochs, {stale}."
+        f"At {same.lr:g} and after {same.epochs} epochs, {full.label} is at {same.full_accuracy:.0%}, {found}: "
+        f"their gradients were {age} versions old on average."
     )
+
+
+def _accuracy(row: Row) -> str:
+    return "broke off" if row.broke_off is not None or row.final is None else f"at {row.final:.0%}"
 
 
 def _short(row: Row) -> str:

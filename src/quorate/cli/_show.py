@@ -99,8 +99,13 @@ def seconds(value: float | None) -> str:
     if value < 1e-6:
         return "0 s"
     if value < 1:
-        return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
-    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+        return f"{_three(value * 1e3)} ms" if value >= 1e-3 else f"{_three(value * 1e6)} µs"
+    return f"{_three(value)} s"
+
+
+def _three(value: float) -> str:
+    """Three digits, zeros at the end included."""
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:,.0f}"
 
 
 def megabytes(size: int) -> str:
@@ -108,7 +113,7 @@ def megabytes(size: int) -> str:
     value = size / 1e6
     if 0 < value < 0.1:
         return "<0.1"
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return _three(value)
 
 
 def byte_size(size: float) -> str:
@@ -117,4 +122,4 @@ def byte_size(size: float) -> str:
     while size >= 1000 and len(units) > 1:
         size /= 1000
         units.pop()
-    return f"{size:,.3g} {units[-1]}" if size < 1000 else f"{size:,.0f} {units[-1]}"
+    return f"{_three(size)} {units[-1]}"
