@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from latency_models import WORKERS, calls, independent, law, models, seeds
 
 from quorate.errors import BadInput
 from quorate.latency import Chen2016, Constant, Independent, Latency, ShiftedExponential, parse_latency
 from quorate.seeds import derive, uniform
+from tests.latency.latency_models import WORKERS, calls, independent, law, models, seeds
 
 Call = tuple[int, int, int, float]
 

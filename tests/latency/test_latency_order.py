@@ -6,7 +6,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from latency_models import independent
 
 from quorate.errors import BadInput
 from quorate.latency import (
@@ -23,6 +22,7 @@ from quorate.latency import (
     parse_latency,
 )
 from quorate.latency.order import integral_mean
+from tests.latency.latency_models import independent
 
 
 def simulated(model: Latency, n: int, k: int, rounds: int, seed: int) -> tuple[float, float]:
