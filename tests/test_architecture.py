@@ -25,7 +25,8 @@ FLOW = [
     ("training",),
     ("replaying",),
     ("reporting",),
-    ("cli", "__init__", "__main__"),
+    ("_public", "__init__"),
+    ("cli", "__main__"),
 ]
 PLACE = {name: index for index, names in enumerate(FLOW) for name in names}
 

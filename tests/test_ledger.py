@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quorate.errors import BadInput
+from quorate.events import Ticket
 from quorate.ledger import Ledger, shuffled
+
+
+def ticket(batch: int) -> Ticket:
+    return Ticket(0, 0, 0, 0, batch, 1)
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 5))
@@ -67,8 +72,7 @@ def test_without_rounds_the_next_epoch_opens_at_once() -> None:
     assert [ledger.borrow(None).batch for _ in range(10)] == list(range(10))  # type: ignore[union-attr]
     assert ledger.borrow(None) is None
     assert not ledger.finished
-    for batch in range(10):
-        ledger.spend(batch)
+    ledger.spend([ticket(batch) for batch in range(10)])
     assert ledger.finished
 
 
@@ -80,7 +84,7 @@ def test_a_batch_that_is_always_dropped_is_pinned_and_a_random_one_is_not() -> N
     for _ in range(300):
         loan = ledger.borrow(0)
         assert loan is not None
-        ledger.spend(loan.batch)
+        ledger.spend([ticket(loan.batch)])
     for _ in range(12):
         ledger.give_back(unlucky.batch)
         again = ledger.borrow(0)

@@ -8,7 +8,7 @@ is spent, arrivals of a worker's older life are refused, and a run that cannot g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from quorate.engines.base import Engine
 from quorate.errors import Diverged, QuorumLost
@@ -194,7 +194,7 @@ class Coordinator:
 
     # ------------------------------------------------------------ actions
 
-    def _carry_out(self, time: float, actions: list[Action]) -> None:
+    def _carry_out(self, time: float, actions: Iterable[Action]) -> None:
         for action in actions:
             kind = type(action)
             if kind is Start:
@@ -237,9 +237,9 @@ class Coordinator:
 
     def _apply(self, time: float, action: Apply) -> None:
         tickets, weights, reason = action
-        waiting, ledger = self._waiting, self._ledger
+        waiting = self._waiting
         for ticket in tickets:
-            del waiting[ticket.id]
+            del waiting[ticket[0]]
         outcome = self._engine.apply(tickets, weights)
         if outcome.refused:
             for ticket in outcome.refused:
@@ -247,8 +247,7 @@ class Coordinator:
             kept = [index for index, ticket in enumerate(tickets) if ticket not in outcome.refused]
             weights = None if weights is None else tuple(weights[index] for index in kept)
             tickets = tuple(tickets[index] for index in kept)
-        for ticket in tickets:
-            ledger.spend(ticket[4])
+        self._ledger.spend(tickets)
         self._version += 1
         if self._give_up_at is not None:
             self._give_up_at = time + self._patience_s

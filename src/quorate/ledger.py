@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quorate.errors import BadInput
+from quorate.events import Ticket
 from quorate.seeds import GOLDEN64, derive
 
 #: A batch is pinned when, drops being random, so many in a row would be as rare as this.
@@ -105,14 +107,16 @@ class Ledger:
         self._stop_at += self.batches_per_epoch
         return True
 
-    def spend(self, batch: int) -> None:
-        """The batch was applied."""
-        self._out -= 1
-        self._spent_count += 1
+    def spend(self, tickets: Sequence[Ticket]) -> None:
+        """The batches of these tickets were applied."""
+        self._out -= len(tickets)
+        self._spent_count += len(tickets)
         if self._drops:
-            self._drops.pop(batch, None)
+            for ticket in tickets:
+                self._drops.pop(ticket[4], None)
         if self._refusals:
-            self._refusals.pop(batch, None)
+            for ticket in tickets:
+                self._refusals.pop(ticket[4], None)
 
     def give_back(self, batch: int) -> None:
         """The batch was dropped: it goes to the front of the queue, and is pinned if that is no accident."""

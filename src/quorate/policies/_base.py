@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
 from quorate.errors import BadInput
@@ -84,8 +85,8 @@ class Policy(ABC):
 
     # ------------------------------------------------------------ the state machine
 
-    def handle(self, event: Event) -> list[Action]:
-        """Decide what follows from one event."""
+    def handle(self, event: Event) -> Iterable[Action]:
+        """Decide what follows from one event; the actions are carried out in their order, before the next event."""
         kind = type(event)
         if kind is Arrived:
             return self._arrived(event.time, event.ticket)  # type: ignore[union-attr]
@@ -106,25 +107,25 @@ class Policy(ABC):
     def _reset(self, workers: int) -> None: ...
 
     @abstractmethod
-    def _arrived(self, time: float, ticket: Ticket) -> list[Action]: ...
+    def _arrived(self, time: float, ticket: Ticket) -> Iterable[Action]: ...
 
     @abstractmethod
-    def _refused(self, time: float, ticket: Ticket) -> list[Action]: ...
+    def _refused(self, time: float, ticket: Ticket) -> Iterable[Action]: ...
 
     @abstractmethod
-    def _joined(self, time: float, worker: int) -> list[Action]: ...
+    def _joined(self, time: float, worker: int) -> Iterable[Action]: ...
 
     @abstractmethod
-    def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> list[Action]: ...
+    def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> Iterable[Action]: ...
 
     @abstractmethod
-    def _exhausted(self, time: float, worker: int) -> list[Action]: ...
+    def _exhausted(self, time: float, worker: int) -> Iterable[Action]: ...
 
-    def _timer(self, time: float, key: int) -> list[Action]:
+    def _timer(self, time: float, key: int) -> Iterable[Action]:
         raise AssertionError(f"{self.name} sets no timers")
 
     @abstractmethod
-    def _pinned_started(self, ticket: Ticket) -> list[Action]: ...
+    def _pinned_started(self, ticket: Ticket) -> Iterable[Action]: ...
 
     # ------------------------------------------------------------ checkpoints
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+
 from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
 from quorate.policies._base import Policy, check_late, choose, without
 
@@ -39,7 +42,7 @@ class RoundPolicy(Policy):
 
     # ------------------------------------------------------------ events
 
-    def _arrived(self, time: float, ticket: Ticket) -> list[Action]:
+    def _arrived(self, time: float, ticket: Ticket) -> Iterable[Action]:
         worker = ticket.worker
         del self._busy[worker]
         if ticket.version != self._version:
@@ -67,7 +70,7 @@ class RoundPolicy(Policy):
             return [*opening, *self._delivered(worker)]
         return [*opening, self._start(worker)]
 
-    def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> list[Action]:
+    def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> Iterable[Action]:
         self._live.pop(worker, None)
         self._idle.pop(worker, None)
         if worker in self._busy:
@@ -77,7 +80,7 @@ class RoundPolicy(Policy):
             return [self._start(other) for other in list(self._idle)[: len(tickets)]]
         return self._close(time) if self._complete() else []
 
-    def _exhausted(self, time: float, worker: int) -> list[Action]:
+    def _exhausted(self, time: float, worker: int) -> Iterable[Action]:
         self._stop(worker)
         self._idle[worker] = None
         if not self._busy and not self._arrivals:  # every batch of this round was given up: try the next epoch
@@ -102,7 +105,7 @@ class RoundPolicy(Policy):
             return "quorum reached"
         return "all that was left of the epoch"
 
-    def _close(self, time: float) -> list[Action]:
+    def _close(self, time: float) -> Iterable[Action]:
         reason = self._why()
         chosen, surplus = choose(self._arrivals, self.per_update, self._must)
         actions: list[Action] = [Apply(tuple(chosen), None, reason), *surplus]
@@ -119,8 +122,8 @@ class RoundPolicy(Policy):
         for worker in free:
             busy[worker] = version
         self._on_version = len(free)
-        actions += [Start(worker, version, version) for worker in free]
-        return actions
+        # Made one by one as they are carried out: ten thousand at once would push everything else out of the caches.
+        return chain(actions, (Start(worker, version, version) for worker in free))
 
     def _opened(self, time: float) -> list[Action]:
         """What to do when a round opens, before anyone is started."""

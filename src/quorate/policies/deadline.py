@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 
 from quorate.errors import BadInput, check_at_least
@@ -81,12 +82,12 @@ class Deadline(RoundPolicy):
             return None, "still learning"
         return self.slack * median(self._half_times), "learned limit"
 
-    def _arrived(self, time: float, ticket: Ticket) -> list[Action]:
+    def _arrived(self, time: float, ticket: Ticket) -> Iterable[Action]:
         if ticket.version == self._version and len(self._arrivals) + 1 == (len(self._live) + 1) // 2:
             self._half_times.append(time - self._opened_at)
         return super()._arrived(time, ticket)
 
-    def _timer(self, time: float, key: int) -> list[Action]:
+    def _timer(self, time: float, key: int) -> Iterable[Action]:
         if key != self._version:
             return []  # that round is over
         self._time_is_up = True

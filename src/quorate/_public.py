@@ -1,0 +1,69 @@
+"""The public names. `quorate` itself gives them when the first one is asked for."""
+
+from __future__ import annotations
+
+from quorate.engines import Engine, Simulated
+from quorate.errors import BadInput, Diverged, QuorateError, QuorumLost, ReplayMismatch
+from quorate.faults import Fault, Faults, parse_faults
+from quorate.latency import Latency, parse_latency
+from quorate.learner import Learning
+from quorate.metrics import Metrics, metrics_of
+from quorate.network import Network, parse_network
+from quorate.policies import (
+    Async,
+    BackupSync,
+    BoundedStaleness,
+    Deadline,
+    Delayed,
+    FullSync,
+    KBatchSync,
+    Policy,
+    SoftSync,
+    make_policy,
+)
+from quorate.replaying import Replay, replay
+from quorate.task import Task, load_task
+from quorate.trace import Recorder, read_trace
+from quorate.training import VERSION, Progress, Result, train
+
+__version__ = VERSION
+
+__all__ = [
+    "Async",
+    "BackupSync",
+    "BadInput",
+    "BoundedStaleness",
+    "Deadline",
+    "Delayed",
+    "Diverged",
+    "Engine",
+    "Fault",
+    "Faults",
+    "FullSync",
+    "KBatchSync",
+    "Latency",
+    "Learning",
+    "Metrics",
+    "Network",
+    "Policy",
+    "Progress",
+    "QuorateError",
+    "QuorumLost",
+    "Recorder",
+    "Replay",
+    "ReplayMismatch",
+    "Result",
+    "Simulated",
+    "SoftSync",
+    "Task",
+    "__version__",
+    "load_task",
+    "make_policy",
+    "metrics_of",
+    "parse_faults",
+    "parse_latency",
+    "parse_network",
+    "read_trace",
+    "replay",
+    "train",
+]
