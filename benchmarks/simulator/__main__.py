@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -48,14 +50,20 @@ def tickets_per_second(policy: quorate.Policy, workers: int, tickets: int, out: 
     return float((ended["applied"] + ended["dropped"]) / seconds)
 
 
+def measured_alone(name: str, workers: int, tickets: int, trace: bool) -> float:
+    """The same in a process of its own, as a user's run has: memory that earlier runs left in pieces costs extra."""
+    one = json.dumps([name, workers, tickets, trace])
+    command = [sys.executable, "-m", "benchmarks.simulator", "--one", one]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
 def rates(tickets: int, repeats: int) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, list[float]]] = {name: {"none": [], "trace": [], "many": []} for name in POLICIES}
     for _ in range(repeats):
-        for name, make in POLICIES.items():
-            rows[name]["none"].append(tickets_per_second(make(100), 100, tickets, None))
-            rows[name]["many"].append(tickets_per_second(make(10_000), 10_000, max(tickets, 200_000), None))
-            with tempfile.TemporaryDirectory() as folder:
-                rows[name]["trace"].append(tickets_per_second(make(100), 100, tickets, Path(folder) / "run"))
+        for name, row in rows.items():
+            row["none"].append(measured_alone(name, 100, tickets, trace=False))
+            row["many"].append(measured_alone(name, 10_000, max(tickets, 200_000), trace=False))
+            row["trace"].append(measured_alone(name, 100, tickets, trace=True))
     return [
         {
             "policy": name,
@@ -181,13 +189,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; noisier")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if arguments.one:
+        name, workers, tickets, trace = json.loads(arguments.one)
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "run" if trace else None
+            print(tickets_per_second(POLICIES[name](workers), workers, tickets, out))
+        return
     quick = arguments.quick
     report = {
-        "rates": rates(20_000 if quick else 200_000, 1 if quick else 3),
+        "rates": rates(50_000 if quick else 300_000, 1 if quick else 3),
         "gradients": gradient_ratios(1 if quick else 5, 0.3 if quick else 3.0),
         "memory": memory_growth(100_000 if quick else 1_000_000),
         "torch": torch.__version__,

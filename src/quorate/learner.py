@@ -68,14 +68,12 @@ class Learner:
     # ------------------------------------------------------------ the update
 
     def step(self, norm: float | None = None) -> None:
-        """The next version from the averaged gradient in `.grad`, whose global norm the caller may know."""
+        """The next version from the averaged gradient in `.grad`; `norm` is its global norm, if clipping is on."""
         clip = self.learning.clip_norm
         if clip is not None:
-            grads = self.gradients()
-            if norm is None:
-                norm = global_norm(grads)
+            norm = global_norm(self.gradients()) if norm is None else norm
             if norm > clip:
-                torch._foreach_mul_(grads, clip / norm)
+                torch._foreach_mul_(self.gradients(), clip / norm)
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
@@ -83,6 +81,10 @@ class Learner:
         if self.average is not None:
             assert self.learning.ema is not None
             torch._foreach_lerp_(self.average.views, self.flat.views, 1.0 - self.learning.ema)
+
+    def norm_for_clipping(self) -> float | None:
+        """The global norm of the gradient in `.grad`, where clipping will want it."""
+        return None if self.learning.clip_norm is None else global_norm(self.gradients())
 
     def gradients(self) -> list[Tensor]:
         """The gradients that exist; a parameter the loss does not reach has none."""
@@ -157,6 +159,14 @@ def global_norm(tensors: Sequence[Tensor]) -> float:
     # A square may have overflowed; in double precision those of smaller types cannot.
     total = sum(float(tensor.double().square().sum()) for tensor in tensors)
     return math.sqrt(total) if total >= 0 else math.nan
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """No NaN and no Inf. A finite sum has neither among its terms; it costs half of what a norm does."""
+    total = 0.0
+    for tensor in tensors:
+        total += tensor.sum().item()
+    return math.isfinite(total) or all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def digest(tensors: dict[str, Tensor]) -> str:

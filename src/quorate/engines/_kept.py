@@ -12,13 +12,12 @@ from quorate.engines._bench import Bench, Strategy
 from quorate.engines.base import Outcome
 from quorate.events import Ticket
 from quorate.flat import Flat
-from quorate.learner import global_norm
+from quorate.learner import all_finite
 from quorate.policies import Policy
 
 
 class _Gradient(NamedTuple):
     grads: list[Tensor | None]
-    norm: float
     loss: float
     read_buffers: list[Tensor]  # before its forward pass
     buffers: list[Tensor]  # and after
@@ -75,11 +74,10 @@ class Kept(Strategy):
         there = self.bench.gradients()
         grads = [parameter.grad for parameter in learner.params]
         learner.clear_gradients()
-        norm = global_norm(there)
-        if not math.isfinite(loss) or not math.isfinite(norm):
+        if not math.isfinite(loss) or not all_finite(there):
             return None
         read = self._snapshot(ticket.version) if self._compensation else None
-        return _Gradient(grads, norm, loss, read_buffers, after, read)
+        return _Gradient(grads, loss, read_buffers, after, read)
 
     def _snapshot(self, version: int) -> Flat:
         """A copy of a version's parameters that lives as long as a gradient refers to it."""
@@ -108,8 +106,7 @@ class Kept(Strategy):
                 self._compensate(ticket, gradient)
         for place, parameter in enumerate(learner.params):
             parameter.grad = _scaled_sum([gradient.grads[place] for gradient in gradients], scales)
-        as_it_is = scales == [1.0] and not self._compensation
-        norm = gradients[0].norm if as_it_is else global_norm(learner.gradients())
+        norm = learner.norm_for_clipping()
         self._keep_newest()
         read = [
             None if ticket.version == learner.version else gradient.read_buffers

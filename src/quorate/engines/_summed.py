@@ -10,7 +10,7 @@ from torch import Tensor
 from quorate.engines._bench import Bench, Strategy
 from quorate.engines.base import Outcome
 from quorate.events import Ticket
-from quorate.learner import global_norm
+from quorate.learner import all_finite
 
 
 class Summed(Strategy):
@@ -69,33 +69,34 @@ class Summed(Strategy):
         assert weights is None, "weighted gradients are kept apart, not summed"
         if list(tickets) != self._tickets:
             self._sum_again(list(tickets))
-        norm = global_norm(self.bench.gradients())
-        return self._step(norm) if math.isfinite(norm) else self._leave_out(list(tickets))
+        grads = self.bench.gradients()
+        return self._step(grads) if all_finite(grads) else self._leave_out(list(tickets))
 
-    def _step(self, norm: float) -> Outcome:
+    def _step(self, grads: list[Tensor]) -> Outcome:
         total = sum(self._scales)
         if total != 1.0:
-            torch._foreach_div_(self.learner.gradients(), total)
+            torch._foreach_div_(grads, total)
         shares = [scale / total for scale in self._scales]
         loss = sum(share * loss for share, loss in zip(shares, self._losses, strict=True))
         self.bench.buffers.advance(self._after, shares)
-        self.learner.step(norm / total)
+        norm = self.learner.norm_for_clipping()
+        self.learner.step(norm)
         self._clear()
-        return Outcome(loss, norm / total)
+        return Outcome(loss, norm)
 
     def _leave_out(self, tickets: list[Ticket]) -> Outcome:
         """Some gradient is not finite: find out which, one by one, and apply the others."""
         finite = []
         for ticket in tickets:
             self._sum_again([ticket])
-            if self._tickets and math.isfinite(global_norm(self.bench.gradients())):
+            if self._tickets and all_finite(self.bench.gradients()):
                 finite.append(ticket)
         refused = tuple(ticket for ticket in tickets if ticket not in finite)
         self._sum_again(finite)
         if not finite:
             self.learner.version += 1  # an update of nothing; the version counts all the same
             return Outcome(None, None, refused)
-        return self._step(global_norm(self.bench.gradients()))._replace(refused=refused)
+        return self._step(self.bench.gradients())._replace(refused=refused)
 
     def apply_one_by_one(self, tickets: tuple[Ticket, ...]) -> Outcome:
         """Compute and apply in one go, whatever was summed before."""

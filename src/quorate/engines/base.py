@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     """What came of applying arrivals."""
 
     loss: float | None  # sample-weighted mean over the applied arrivals; None without gradients
-    norm: float | None  # global norm of the averaged gradient before clipping
+    norm: float | None  # global norm of the averaged gradient before clipping, where it was computed
     refused: tuple[Ticket, ...] = ()  # turned out to hold NaN or Inf only now, and were left out
 
 
