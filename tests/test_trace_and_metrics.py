@@ -125,6 +125,26 @@ def test_distinct_samples_of_a_part_of_an_epoch() -> None:
     assert result.summary["samples"] == {"applied": 48, "distinct": 48}
 
 
+def test_a_measure_that_is_not_finite_is_null_in_json(tmp_path: Path) -> None:
+    class Unmeasurable(Toy):
+        def evaluate(self, model: object) -> dict[str, float]:
+            return {"accuracy": float("nan")}
+
+    quorate.train(Unmeasurable(), quorate.FullSync(), quorate.Simulated(2), updates=2, out=tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation"] == {"accuracy": None}
+    assert quorate.replay(tmp_path / "run", Unmeasurable()).lines > 5
+
+
+def test_reasons_of_any_kind_are_written_as_json(tmp_path: Path) -> None:
+    class Quoting(quorate.FullSync):
+        def _why(self) -> str:
+            return 'a "quoted" reason \\ and more'
+
+    quorate.train(None, Quoting(), quorate.Simulated(2), updates=2, out=tmp_path / "run")
+    reasons = [record["reason"] for record in read_trace(tmp_path / "run") if record["event"] == "apply"]
+    assert reasons == ['a "quoted" reason \\ and more'] * 2
+
+
 def test_histogram_quantiles_are_close() -> None:
     histogram = Histogram()
     values = [1.5**k * (1 + i / 1000) for k in range(-20, 20) for i in range(25)]

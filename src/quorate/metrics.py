@@ -297,6 +297,11 @@ class Metrics(Recorder):
         count = sum(self.staleness.values())
         return sum(behind * times for behind, times in self.staleness.items()) / count if count else 0.0
 
+    def _last_measures(self) -> dict[str, float | None]:
+        """What JSON can hold of the last evaluation: NaN and Inf become null."""
+        measures = self.evaluations[-1].measures if self.evaluations else {}
+        return {name: value if math.isfinite(value) else None for name, value in measures.items()}
+
     def summary(self) -> dict[str, Any]:
         """The numbers of `--json`."""
         times = self.update_seconds
@@ -332,7 +337,7 @@ class Metrics(Recorder):
                 "idle": sum(one.idle_s for one in work),
             },
             "loss": self.last_loss,
-            "evaluation": self.evaluations[-1].measures if self.evaluations else {},
+            "evaluation": self._last_measures(),
             "digest": self.digest,
         }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ class Recorder:
         """Release what is held; also called when a run breaks off."""
 
 
+@lru_cache(maxsize=1024)
+def _quoted(reason: str) -> str:
+    return json.dumps(reason)
+
+
 class LineRecorder(Recorder):
     """Makes a line of everything. Formatted by hand: with two or three a ticket, an encoder would dominate."""
 
@@ -134,21 +140,21 @@ class LineRecorder(Recorder):
         learned = "" if loss is None else f',"loss":{loss!r},"norm":{json.dumps(norm)}'
         self._write(
             f'{{"event":"apply","time":{time!r},"version":{version},"tickets":[{numbers}]{scaled},'
-            f'"reason":"{reason}"{learned}}}\n'
+            f'"reason":{_quoted(reason)}{learned}}}\n'
         )
 
     def dropped(self, time: float, ticket: Ticket, reason: str) -> None:
-        self._write(f'{{"event":"drop","time":{time!r},"ticket":{ticket[0]},"reason":"{reason}"}}\n')
+        self._write(f'{{"event":"drop","time":{time!r},"ticket":{ticket[0]},"reason":{_quoted(reason)}}}\n')
 
     def cancelled(self, time: float, ticket: Ticket, reason: str) -> None:
-        self._write(f'{{"event":"cancel","time":{time!r},"ticket":{ticket[0]},"reason":"{reason}"}}\n')
+        self._write(f'{{"event":"cancel","time":{time!r},"ticket":{ticket[0]},"reason":{_quoted(reason)}}}\n')
 
     def lost(self, time: float, worker: int, tickets: tuple[Ticket, ...]) -> None:
         numbers = ",".join([str(ticket.id) for ticket in tickets])
         self._write(f'{{"event":"lost","time":{time!r},"worker":{worker},"tickets":[{numbers}]}}\n')
 
     def timer_set(self, time: float, at: float, key: int, reason: str) -> None:
-        self._write(f'{{"event":"set-timer","time":{time!r},"at":{at!r},"key":{key},"reason":"{reason}"}}\n')
+        self._write(f'{{"event":"set-timer","time":{time!r},"at":{at!r},"key":{key},"reason":{_quoted(reason)}}}\n')
 
     def timer(self, time: float, key: int) -> None:
         self._write(f'{{"event":"timer","time":{time!r},"key":{key}}}\n')
