@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import quorate
 from quorate.events import Action, Event
 from quorate.ledger import Ledger, Loan
 from quorate.policies import (
@@ -109,6 +112,25 @@ def test_a_deadline_that_never_comes_is_backup(workers: int, choices: list[int])
     log_backup = decisions(BackupSync(quorum, workers - quorum), workers, choices)
     if not any(choice % 8 == 2 for choice in choices):  # a choice of 2 rings timers that backup does not have
         assert log_never == log_backup
+
+
+# ---------------------------------------------------------------- law 7: two engines
+
+
+@given(policies(), st.integers(0, 2**32), st.booleans())
+@settings(max_examples=60)
+def test_law_7_two_engines_given_the_same_arrivals_decide_the_same(
+    chosen: tuple[Policy, int], seed: int, crashes: bool
+) -> None:
+    """A run in virtual time, with losses and returns, and again on the engine that only plays its events back."""
+    policy, workers = chosen
+    engine = quorate.Simulated(workers, "lognormal:1,1*pauses:0.1,5", faults="crash:15,2" if crashes else None)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        quorate.train(None, policy, engine, samples=43, batch_size=2, epochs=2, seed=seed, out=out)
+        replayed = quorate.replay(out)
+    assert not replayed.gradients
+    assert replayed.lines > 43
 
 
 # ---------------------------------------------------------------- law 8: resume
