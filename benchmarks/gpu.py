@@ -20,6 +20,7 @@ import quorate
 from benchmarks.workload import Images, Regression
 from quorate.ledger import Ledger
 from quorate.tasks.digits import Digits
+from quorate.trace import Update
 
 WORKERS = 100
 
@@ -78,8 +79,8 @@ class _Clock(quorate.Recorder):
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def applied(self, time_s: float, version: int, *rest: Any) -> None:
-        if version == WARM_UP:
+    def applied(self, time_s: float, update: Update) -> None:
+        if update.version == WARM_UP:
             wait(self._device)
             self.start = time.perf_counter()
 

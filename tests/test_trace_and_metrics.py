@@ -9,7 +9,7 @@ import pytest
 
 import quorate
 from quorate.metrics import Histogram, metrics_of
-from quorate.trace import Recorder, TraceWriter, feed, read_trace
+from quorate.trace import Recorder, TraceWriter, Update, feed, read_trace
 from tests.tasks import Toy
 
 
@@ -177,8 +177,8 @@ def test_until_ends_a_run(until: str, key: str | None, low: float) -> None:
 
 def test_a_broken_off_run_keeps_its_trace(tmp_path: Path) -> None:
     class Stops(Recorder):
-        def applied(self, time: float, version: int, *rest: object) -> None:
-            if version == 5:
+        def applied(self, time: float, update: Update) -> None:
+            if update.version == 5:
                 raise KeyboardInterrupt
 
     engine = quorate.Simulated(2)

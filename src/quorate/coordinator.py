@@ -30,7 +30,7 @@ from quorate.events import (
 )
 from quorate.ledger import Ledger
 from quorate.policies import Policy
-from quorate.trace import Recorder
+from quorate.trace import Recorder, Update
 
 #: Refused gradients in a row, per worker, after which a run counts as diverged.
 REFUSALS_PER_WORKER = 10
@@ -251,8 +251,9 @@ class Coordinator:
         self._version += 1
         if self._give_up_at is not None:
             self._give_up_at = time + self._patience_s
+        update = Update(self._version, tickets, weights, reason, outcome.loss, outcome.norm)
         for recorder in self._recorders:
-            recorder.applied(time, self._version, tickets, weights, reason, outcome.loss, outcome.norm)
+            recorder.applied(time, update)
         self._over = self._after_update(self._version, time, outcome.loss)
 
     def _cancel(self, time: float, action: Cancel) -> None:

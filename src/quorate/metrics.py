@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from quorate.events import Parts, Ticket
 from quorate.ledger import Ledger
-from quorate.trace import Recorder, feed, read_trace
+from quorate.trace import Recorder, Update, feed, read_trace
 
 _VERSION, _SAMPLES = itemgetter(3), itemgetter(5)  # of a ticket
 _BINS_PER_E = 1000  # of a histogram: 0.1 % wide
@@ -178,16 +178,8 @@ class Metrics(Recorder):
             self._kth_counts[place] += 1
             self._arrivals_in_round = place + 1
 
-    def applied(
-        self,
-        time: float,
-        version: int,
-        tickets: tuple[Ticket, ...],
-        weights: tuple[float, ...] | None,
-        reason: str,
-        loss: float | None,
-        norm: float | None,
-    ) -> None:
+    def applied(self, time: float, update: Update) -> None:
+        version, tickets, _, _, loss, _ = update
         before = version - 1
         staleness, seconds = self.staleness, self._seconds
         if len(tickets) == 1:
@@ -401,17 +393,8 @@ class KthArrivals(Recorder):
         self.times[self._place].append(time - self._opened_at)
         self._place += 1
 
-    def applied(
-        self,
-        time: float,
-        version: int,
-        tickets: tuple[Ticket, ...],
-        weights: tuple[float, ...] | None,
-        reason: str,
-        loss: float | None,
-        norm: float | None,
-    ) -> None:
-        self._version, self._opened_at, self._place = version, time, 0
+    def applied(self, time: float, update: Update) -> None:
+        self._version, self._opened_at, self._place = update.version, time, 0
 
 
 def metrics_of(path: Path) -> Metrics:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quorate.errors import BadInput
 from quorate.events import Parts, Ticket
@@ -19,6 +19,17 @@ from quorate.events import Parts, Ticket
 SCHEMA = 1
 TRACE_FILE = "trace.jsonl"
 _FLUSH_LINES = 2048
+
+
+class Update(NamedTuple):
+    """A version, and what made it."""
+
+    version: int
+    tickets: tuple[Ticket, ...]  # in the order in which their gradients were summed
+    weights: tuple[float, ...] | None
+    reason: str
+    loss: float | None  # None without gradients
+    norm: float | None  # of the averaged gradient before clipping, where it was computed
 
 
 class Recorder:
@@ -45,17 +56,8 @@ class Recorder:
     def refused(self, time: float, ticket: Ticket) -> None:
         """A ticket's gradient held NaN or Inf; the ticket ends as dropped."""
 
-    def applied(
-        self,
-        time: float,
-        version: int,
-        tickets: tuple[Ticket, ...],
-        weights: tuple[float, ...] | None,
-        reason: str,
-        loss: float | None,
-        norm: float | None,
-    ) -> None:
-        """These arrivals made `version`."""
+    def applied(self, time: float, update: Update) -> None:
+        """Arrivals made a version."""
 
     def dropped(self, time: float, ticket: Ticket, reason: str) -> None:
         """A finished ticket will not be used."""
@@ -125,16 +127,8 @@ class LineRecorder(Recorder):
     def refused(self, time: float, ticket: Ticket) -> None:
         self._write(f'{{"event":"refuse","time":{time!r},"ticket":{ticket.id}}}\n')
 
-    def applied(
-        self,
-        time: float,
-        version: int,
-        tickets: tuple[Ticket, ...],
-        weights: tuple[float, ...] | None,
-        reason: str,
-        loss: float | None,
-        norm: float | None,
-    ) -> None:
+    def applied(self, time: float, update: Update) -> None:
+        version, tickets, weights, reason, loss, norm = update
         numbers = ",".join([str(ticket[0]) for ticket in tickets])
         scaled = "" if weights is None else f',"weights":{list(weights)!r}'
         learned = "" if loss is None else f',"loss":{loss!r},"norm":{json.dumps(norm)}'
@@ -256,15 +250,8 @@ def feed(records: Iterable[dict[str, Any]], recorder: Recorder) -> None:
         elif event == "apply":
             tickets = tuple(open_tickets.pop(number) for number in record["tickets"])
             weights = tuple(record["weights"]) if "weights" in record else None
-            recorder.applied(
-                time,
-                record["version"],
-                tickets,
-                weights,
-                record["reason"],
-                record.get("loss"),
-                record.get("norm"),
-            )
+            loss, norm = record.get("loss"), record.get("norm")
+            recorder.applied(time, Update(record["version"], tickets, weights, record["reason"], loss, norm))
         elif event == "cancel":
             recorder.cancelled(time, open_tickets.pop(record["ticket"]), record["reason"])
         elif event == "drop":

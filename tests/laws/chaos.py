@@ -13,7 +13,7 @@ from quorate.engines.base import Engine, Job, Outcome
 from quorate.events import Arrived, Event, Refused, Ticket, Timer, WorkerJoined, WorkerLost
 from quorate.ledger import Ledger
 from quorate.policies import Policy
-from quorate.trace import Recorder
+from quorate.trace import Recorder, Update
 
 MOST_EVENTS = 20_000
 
@@ -143,8 +143,9 @@ class Log(Recorder):
     def started(self, time: float, ticket: Ticket) -> None:
         self.entries.append(("start", time, *ticket))
 
-    def applied(self, time: float, version: int, tickets: Any, weights: Any, *_: Any) -> None:
-        self.entries.append(("apply", time, version, tuple(ticket.id for ticket in tickets), weights))
+    def applied(self, time: float, update: Update) -> None:
+        numbers = tuple(ticket.id for ticket in update.tickets)
+        self.entries.append(("apply", time, update.version, numbers, update.weights))
 
     def dropped(self, time: float, ticket: Ticket, reason: str) -> None:
         self.entries.append(("drop", time, ticket.id, reason))

@@ -7,7 +7,7 @@ from collections import Counter
 from quorate.events import Parts, Ticket
 from quorate.policies import Async, BoundedStaleness, Deadline, Delayed, Policy
 from quorate.policies._rounds import RoundPolicy
-from quorate.trace import Recorder
+from quorate.trace import Recorder, Update
 
 
 class LawBroken(AssertionError):  # noqa: N818 - it is a verdict
@@ -83,16 +83,8 @@ class LawChecker(Recorder):
 
     # ------------------------------------------------------------ laws 2 to 4: what makes a version
 
-    def applied(
-        self,
-        time: float,
-        version: int,
-        tickets: tuple[Ticket, ...],
-        weights: tuple[float, ...] | None,
-        reason: str,
-        loss: float | None,
-        norm: float | None,
-    ) -> None:
+    def applied(self, time: float, update: Update) -> None:
+        version, tickets, weights, reason, _, _ = update
         demand(version == self.version + 1, "3: versions count one by one")
         demand(len(tickets) > 0, "3: a version is made of something")
         demand(bool(reason), "an update has a reason")
@@ -155,6 +147,6 @@ class SpreadChecker(Recorder):
     def started(self, time: float, ticket: Ticket) -> None:
         demand(self.clocks[ticket.worker] - min(self.clocks.values()) <= self.bound, "4: too far ahead")
 
-    def applied(self, time: float, version: int, tickets: tuple[Ticket, ...], *rest: object) -> None:
-        for ticket in tickets:
+    def applied(self, time: float, update: Update) -> None:
+        for ticket in update.tickets:
             self.clocks[ticket.worker] += 1

@@ -14,7 +14,7 @@ from quorate.cli._policies import Workers, parse_workers, shown
 from quorate.cli._progress import Reporter
 from quorate.errors import BadInput, unknown_name
 from quorate.policies import Policy
-from quorate.trace import TRACE_FILE, Recorder
+from quorate.trace import TRACE_FILE, Recorder, Update
 
 if TYPE_CHECKING:
     from quorate.learner import Learning
@@ -165,8 +165,8 @@ class KnownMeasure(Recorder):
     def run(self, header: dict[str, Any]) -> None:
         self._measured_by = header["evaluate_every"]
 
-    def applied(self, time: float, version: int, *_: Any) -> None:
-        if version > self._measured_by:  # no evaluation came before: there will be none
+    def applied(self, time: float, update: Update) -> None:
+        if update.version > self._measured_by:  # no evaluation came before: there will be none
             self._check(())
 
     def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:

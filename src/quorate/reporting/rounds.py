@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from quorate.events import Ticket
 from quorate.metrics import KthArrivals
+from quorate.trace import Update
 
 
 class WholeRounds(KthArrivals):
@@ -22,10 +22,10 @@ class WholeRounds(KthArrivals):
         super().run(header)
         self._workers = header["workers"]
 
-    def applied(self, time: float, version: int, tickets: tuple[Ticket, ...], *rest: Any) -> None:
-        if len(tickets) < self._workers:
+    def applied(self, time: float, update: Update) -> None:
+        if len(update.tickets) < self._workers:
             for times in self.times[: self._place]:
                 times.pop()
-        super().applied(time, version, tickets, *rest)
+        super().applied(time, update)
         while self.times and not self.times[-1]:
             self.times.pop()
