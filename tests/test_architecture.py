@@ -20,6 +20,7 @@ FLOW = [
     ("flat", "faults", "network", "latency", "task", "tasks", "ledger"),
     ("learner",),
     ("trace",),
+    ("conditions",),
     ("engines",),
     ("coordinator", "metrics"),
     ("training",),

@@ -115,6 +115,7 @@ class Sparse(torch.nn.Module):
         ({"updates": 1.5}, "updates is 1.5"),
         ({"epochs": 0}, "epochs is 0"),
         ({"until": "accuracy=0.9"}, "accuracy>=0.95"),
+        ({"until": "acuracy>=0.9", "updates": None}, "gives no 'acuracy'; choose one of: accuracy, loss"),
         ({"evaluate_every": 0}, "evaluate_every is 0"),
         ({"patience_s": -1}, "patience_s is -1"),
         ({"batch_size": 0}, "batch_size is 0"),

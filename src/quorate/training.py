@@ -5,16 +5,16 @@ from __future__ import annotations
 import gc
 import json
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
+from quorate.conditions import KnownMeasure, Until, check_known, parse_until
 from quorate.coordinator import Coordinator
 from quorate.engines.base import Engine, Job
 from quorate.errors import BadInput, check_at_least
@@ -33,30 +33,6 @@ try:
     VERSION = version("quorate")
 except PackageNotFoundError:  # run from a source tree that is not installed
     VERSION = "0+unknown"
-
-
-class Until(NamedTuple):
-    """A condition on a run, e.g. `accuracy>=0.95` or `seconds>=3600`; checked when its value is known."""
-
-    name: str
-    relation: str
-    target: float
-
-    def holds(self, values: Mapping[str, float]) -> bool:
-        value = values.get(self.name)
-        if value is None or math.isnan(value):
-            return False
-        return value >= self.target if self.relation == ">=" else value <= self.target
-
-    def text(self) -> str:
-        return f"{self.name}{self.relation}{self.target!r}"
-
-
-def parse_until(text: str) -> Until:
-    match = re.fullmatch(r"\s*([A-Za-z_][\w./ -]*?)\s*(>=|<=)\s*([-+]?[0-9.]+(?:[eE][-+]?\d+)?)\s*", text)
-    if match is None:
-        raise BadInput(f"until {text!r} is not understood; write e.g. 'accuracy>=0.95', 'loss<=0.1' or 'seconds>=60'")
-    return Until(match[1], match[2], float(match[3]))
 
 
 @dataclass(frozen=True)
@@ -122,6 +98,11 @@ def train(
     recorders: told of everything that happens, as the trace is.
     """
     limits = Limits(updates=updates, epochs=epochs, until=until, evaluate_every=evaluate_every)
+    condition = limits.condition()
+    if condition is not None and task is None:
+        check_known(condition, ("updates", "seconds", "samples"), "a run without gradients")
+    elif condition is not None:
+        recorders = (*recorders, KnownMeasure(condition, ends_run=True))
     if not patience_s >= 0:
         raise BadInput(f"patience_s is {patience_s}, but a time to wait cannot be negative")
     bound = None if task is None else bind_task(task, batch_size)

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quorate.cli._progress import Reporter
-from quorate.cli._running import KnownMeasure, Plan
+from quorate.cli._running import Plan
+from quorate.conditions import KnownMeasure
 from quorate.errors import BadInput, Diverged, QuorumLost
 from quorate.policies import Policy
 from quorate.reporting.comparison import Outcome, Row, csv_text, summary_of
 from quorate.trace import TRACE_FILE, Recorder
 
 if TYPE_CHECKING:
-    from quorate.training import Until
+    from quorate.conditions import Until
 
 FIGURE_FILE, TABLE_FILE, SUMMARY_FILE = "figure.png", "table.csv", "summary.json"
 RUN_FILES = (TRACE_FILE, "summary.json", "parameters.safetensors")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quorate.reporting.comparison import Row
 
 if TYPE_CHECKING:
-    from quorate.training import Until
+    from quorate.conditions import Until
 
 
 class SameRate(NamedTuple):

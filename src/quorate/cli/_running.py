@@ -14,11 +14,12 @@ from quorate.cli._policies import Workers, parse_workers, shown
 from quorate.cli._progress import Reporter
 from quorate.errors import BadInput, unknown_name
 from quorate.policies import Policy
-from quorate.trace import TRACE_FILE, Recorder, Update
+from quorate.trace import TRACE_FILE, Recorder
 
 if TYPE_CHECKING:
+    from quorate.conditions import Until
     from quorate.learner import Learning
-    from quorate.training import Result, Until
+    from quorate.training import Result
 
 ENGINES = ("simulated",)
 DEFAULT_UPDATES = 1000
@@ -56,7 +57,6 @@ class Plan:
         """One run; `task` replaces the plan's. Ctrl-C ends it with a sentence that says what is left."""
         import quorate
 
-        watchers = recorders if self.until is None else (*recorders, KnownMeasure(self.until, ends_run=True))
         engine = quorate.Simulated(
             self.workers.total,
             self.cluster.latency,
@@ -83,7 +83,7 @@ class Plan:
                 evaluate_every=self.update.evaluate_every,
                 patience_s=self.cluster.patience,
                 on_progress=reporter,
-                recorders=watchers,
+                recorders=recorders,
             )
         except KeyboardInterrupt:
             raise Stopped(_what_is_left(label, reporter, out)) from None
@@ -91,8 +91,8 @@ class Plan:
 
 def make_plan(subject: SubjectOptions, cluster: ClusterOptions, end: EndOptions, update: UpdateOptions) -> Plan:
     """Read and check what the options say."""
+    from quorate.conditions import parse_until
     from quorate.learner import Learning
-    from quorate.training import parse_until
 
     workers = parse_workers(cluster.workers)
     if subject.no_gradients:
@@ -103,8 +103,6 @@ def make_plan(subject: SubjectOptions, cluster: ClusterOptions, end: EndOptions,
             )
     until = None if end.until is None else parse_until(end.until)
     learning = Learning(clip_norm=update.clip_norm, ema=update.ema, delay_compensation=update.delay_compensation)
-    if until is not None and subject.no_gradients:
-        _check_known(until, ("updates", "seconds", "samples"), "a run without gradients")
     updates, epochs = _end(subject, end)
     common: dict[str, Any] = {
         "workers": workers,
@@ -152,41 +150,6 @@ def _sizes(subject: SubjectOptions, epochs: int | None) -> dict[str, Any]:
         parameters = bound.model(subject.seed, torch.device("cpu")).parameters()
         model_bytes = sum(one.numel() * one.element_size() for one in parameters if one.requires_grad)
     return {"samples": samples, "batch_size": bound.batch_size, "model_bytes": model_bytes}
-
-
-class KnownMeasure(Recorder):
-    """Refuses a condition on something the task does not measure: it would never hold, and the run never end."""
-
-    def __init__(self, condition: Until, *, ends_run: bool) -> None:
-        self._condition = condition
-        self._always = ("loss", "samples", "seconds", "updates") if ends_run else ()
-        self._measured_by = 0
-
-    def run(self, header: dict[str, Any]) -> None:
-        self._measured_by = header["evaluate_every"]
-
-    def applied(self, time: float, update: Update) -> None:
-        if update.version > self._measured_by:  # no evaluation came before: there will be none
-            self._check(())
-
-    def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
-        self._check(tuple(measures))
-        self._measured_by = 2**62
-
-    def _check(self, measured: tuple[str, ...]) -> None:
-        _check_known(self._condition, (*measured, *self._always), "the task")
-        self._measured_by = 2**62
-
-
-def _check_known(condition: Until, known: tuple[str, ...], who: str) -> None:
-    if condition.name in known:
-        return
-    if not known:
-        raise BadInput(
-            f"{condition.text()} cannot be measured: the task has no evaluate() that gives {condition.name!r}"
-        )
-    names = ", ".join(sorted(known))
-    raise BadInput(f"{condition.text()} cannot be measured: {who} gives no {condition.name!r}; choose one of: {names}")
 
 
 def check_engine(name: str) -> None:

@@ -9,7 +9,7 @@ from quorate.cli._show import console, megabytes, seconds
 from quorate.reporting.comparison import Row
 
 if TYPE_CHECKING:
-    from quorate.training import Until
+    from quorate.conditions import Until
 
 WIDE = 100  # columns of a terminal from which on no heading need be cut
 

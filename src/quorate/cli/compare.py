@@ -81,9 +81,9 @@ def compare(
     All meet the same data and equally slow workers. Options of single policies go to those that take them.
     Exit status 1 if a run breaks off (it stays in the table, and the others go on).
     """
+    from quorate.conditions import parse_until
     from quorate.reporting.comparison import make_rows, measure_of, summary_of
     from quorate.reporting.figures import draw_comparison, has_panels
-    from quorate.training import parse_until
 
     check_engine(engine)
     workers = parse_workers(cluster.workers)

@@ -19,9 +19,9 @@ from quorate.cli._table import print_table
 from quorate.policies import Async, BackupSync, FullSync, Policy, SoftSync
 
 if TYPE_CHECKING:
+    from quorate.conditions import Until
     from quorate.reporting.comparison import Outcome
     from quorate.tasks.digits import Digits
-    from quorate.training import Until
 
 WORKERS, QUORUM = "6+2", 6
 LATENCY = "lognormal:0.05,0.2*pauses:0.05,10"
@@ -40,9 +40,9 @@ def demo(
 
     The gradients are real, the clock is simulated. A ticket takes about 50 ms, and one in twenty ten times that.
     """
+    from quorate.conditions import parse_until
     from quorate.reporting.comparison import make_rows
     from quorate.reporting.figures import check_can_draw, draw_comparison
-    from quorate.training import parse_until
 
     check_can_draw()
     subject, cluster = SubjectOptions(seed=seed), ClusterOptions(workers=WORKERS, latency=LATENCY)

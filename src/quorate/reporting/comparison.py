@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quorate.conditions import Until
     from quorate.metrics import Metrics
-    from quorate.training import Until
 
 
 @dataclass(frozen=True, kw_only=True)

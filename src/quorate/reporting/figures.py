@@ -13,7 +13,7 @@ from quorate.reporting.comparison import Outcome, measure_of, time_to
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from quorate.training import Until
+    from quorate.conditions import Until
 
 FORMATS = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette: told apart by nearly everyone. A policy has the same colour in every figure.
