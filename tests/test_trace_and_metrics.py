@@ -63,10 +63,28 @@ def test_torn_and_foreign_traces_are_refused_with_the_line(run: Path, tmp_path: 
     refused("a,b,c\n1,2,3\n", "not a quorate trace")
     refused('{"event": "start"}\n', "not a quorate trace")
     refused(text[: len(text) // 2], "torn: line")
+    refused(text + text, "goes on after its end")
     refused("".join(text.splitlines(keepends=True)[:-1]), "without an end")
     refused(text.replace('"schema": 1', '"schema": 99', 1), "schema 99")
     with pytest.raises(quorate.BadInput, match="does not exist"):
         list(read_trace(tmp_path / "nowhere"))
+
+
+def test_a_header_that_says_too_little_cannot_be_replayed(tmp_path: Path) -> None:
+    (tmp_path / "thin.jsonl").write_text('{"event":"run","schema":1}\n{"event":"end"}\n')
+    with pytest.raises(quorate.BadInput, match="policy"):
+        quorate.replay(tmp_path / "thin.jsonl")
+
+
+def test_a_crash_before_the_first_update_leaves_no_folder(tmp_path: Path) -> None:
+    class Crashes(Toy):
+        def loss(self, model: object, batch: object) -> object:  # type: ignore[override]
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            quorate.train(Crashes(), quorate.FullSync(), quorate.Simulated(2), updates=2, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_replay_that_decides_otherwise_is_found_out(run: Path) -> None:

@@ -29,7 +29,7 @@ class Until(NamedTuple):
 
 
 def parse_until(text: str) -> Until:
-    match = re.fullmatch(r"\s*([A-Za-z_][\w./ -]*?)\s*(>=|<=)\s*([-+]?[0-9.]+(?:[eE][-+]?\d+)?)\s*", text)
+    match = re.fullmatch(r"\s*([A-Za-z_][\w./ -]*?)\s*(>=|<=)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*", text)
     if match is None:
         raise BadInput(f"until {text!r} is not understood; write e.g. 'accuracy>=0.95', 'loss<=0.1' or 'seconds>=60'")
     return Until(match[1], match[2], float(match[3]))

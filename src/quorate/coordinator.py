@@ -108,7 +108,6 @@ class Coordinator:
                     continue  # cancelled, or of an older life of its worker: it has ended already
                 del flying[ticket.worker]
                 waiting[ticket.id] = ticket
-                self._refusals_in_a_row = 0
                 for recorder in recorders:
                     recorder.arrived(time, ticket, parts)
                 actions = handle(event)
@@ -247,6 +246,9 @@ class Coordinator:
             kept = [index for index, ticket in enumerate(tickets) if ticket not in outcome.refused]
             weights = None if weights is None else tuple(weights[index] for index in kept)
             tickets = tuple(tickets[index] for index in kept)
+            reason = f"{reason}, less {len(outcome.refused)} that held NaN or Inf"
+        if tickets:
+            self._refusals_in_a_row = 0
         self._ledger.spend(tickets)
         self._version += 1
         if self._give_up_at is not None:

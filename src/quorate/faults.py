@@ -54,8 +54,8 @@ def parse_faults(text: str) -> Faults:
     script: list[Fault] = []
     crash: tuple[float, float] | None = None
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        one = re.fullmatch(r"(lose|join):(\d+)@([0-9.]+)", part)
-        every = re.fullmatch(r"crash:([0-9.]+),([0-9.]+)", part)
+        one = re.fullmatch(r"(lose|join):(\d+)@(\d+\.?\d*|\.\d+)", part)
+        every = re.fullmatch(r"crash:(\d+\.?\d*|\.\d+),(\d+\.?\d*|\.\d+)", part)
         try:
             if one:
                 script.append(Fault(float(one[3]), int(one[2]), one[1]))

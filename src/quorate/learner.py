@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -81,6 +82,14 @@ class Learner:
         if self.average is not None:
             assert self.learning.ema is not None
             torch._foreach_lerp_(self.average.views, self.flat.views, 1.0 - self.learning.ema)
+
+    def skip(self) -> None:
+        """A version with nothing to apply: only the count and the schedule move."""
+        self.version += 1
+        if self.schedule is not None:
+            with warnings.catch_warnings():  # torch expects a step of the optimizer before each of the schedule
+                warnings.simplefilter("ignore")
+                self.schedule.step()
 
     def norm_for_clipping(self) -> float | None:
         """The global norm of the gradient in `.grad`, where clipping will want it."""

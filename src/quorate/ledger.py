@@ -136,6 +136,8 @@ class Ledger:
     def refuse(self, batch: int) -> bool:
         """The batch gave NaN or Inf: try it again last. False if it did so too often and is given up."""
         self._out -= 1
+        if self.batches_per_epoch is None:
+            return False  # a stream has always another
         times = self._refusals[batch] = self._refusals.get(batch, 0) + 1
         if times >= REFUSALS_ALLOWED:
             del self._refusals[batch]

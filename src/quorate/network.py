@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from quorate.errors import BadInput
 
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 _FORM = "bandwidth=1Gbps,latency=0.5ms,server=10Gbps"
 
 
@@ -29,7 +30,7 @@ class Network:
             if not getattr(self, name) > 0:
                 raise BadInput(f"network: {name} is {getattr(self, name)}, but it must be more than 0 bytes/s")
         if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
-            raise BadInput(f"network: latency is {self.latency_s} s, but a time cannot be negative")
+            raise BadInput(f"network: latency is {self.latency_s} s, but it must be a finite time that is not negative")
 
     def text(self) -> str:
         """The text form; `parse_network` reads it."""
@@ -52,7 +53,9 @@ def parse_network(text: str) -> Network:
 
 
 def _rate(text: str, value: str) -> float:
-    match = re.fullmatch(r"(inf|[0-9.]+(?:e[-+]?\d+)?)\s*([KMGT]?)(bps|bit/s|B/s)", value.strip(), re.IGNORECASE)
+    match = re.fullmatch(
+        r"(inf|(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([KMGT]?)(bps|bit/s|B/s)", value.strip(), re.IGNORECASE
+    )
     if match is None:
         raise BadInput(f"network {text!r}: {value!r} is not a rate; write e.g. 1Gbps, 250Mbit/s or 125MB/s")
     bits = match[3].lower() in ("bps", "bit/s")
@@ -60,7 +63,7 @@ def _rate(text: str, value: str) -> float:
 
 
 def _seconds(text: str, value: str) -> float:
-    match = re.fullmatch(r"(-?[0-9.]+(?:e[-+]?\d+)?)\s*(us|ms|s)?", value.strip(), re.IGNORECASE)
+    match = re.fullmatch(rf"(-?{_NUMBER})\s*(us|ms|s)?", value.strip(), re.IGNORECASE)
     if match is None:
         raise BadInput(f"network {text!r}: {value!r} is not a time; write e.g. 0.5ms or 0.0005s")
     return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[(match[2] or "s").lower()]

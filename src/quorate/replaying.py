@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from quorate.coordinator import LIMIT_REACHED
 from quorate.engines._in_process import InProcessEngine
-from quorate.engines.base import Job
+from quorate.engines.base import Job, Outcome
 from quorate.errors import BadInput, ReplayMismatch
 from quorate.events import Arrived, Event, Refused, Ticket, Timer, WorkerJoined, WorkerLost
 from quorate.learner import Learning
@@ -23,6 +24,22 @@ from quorate.training import Limits, Result, run
 
 #: What only a run with gradients knows.
 _LEARNED = ("loss", "norm")
+
+
+#: What a header must say for a replay.
+_HEADER = [
+    "policy",
+    "engine",
+    "task",
+    "workers",
+    "seed",
+    "samples",
+    "batch_size",
+    "learning",
+    "epochs",
+    "evaluate_every",
+    "parameter_bytes",
+]
 
 
 class Replayed(InProcessEngine):
@@ -46,6 +63,7 @@ class Replayed(InProcessEngine):
         if self.arithmetic is not None and recorded is not None and self.arithmetic != recorded:
             raise BadInput(f"the trace was made with {recorded} gradients, this task gives {self.arithmetic} ones")
         self._records = read_trace(self._path)
+        self._ahead: deque[dict[str, Any]] = deque()  # read before their turn
         self._arrived: set[int] = set()
 
     def start(self, ticket: Ticket) -> None:
@@ -62,11 +80,30 @@ class Replayed(InProcessEngine):
         pass  # the trace says when it came
 
     def next_event(self, until: float | None) -> Event | None:
-        for record in self._records:
+        while (record := self._next_record()) is not None:
             event = self._event(record)
             if event is not None:
                 return event
         return None
+
+    def _next_record(self) -> dict[str, Any] | None:
+        return self._ahead.popleft() if self._ahead else next(self._records, None)
+
+    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+        if self._strategy is not None:
+            return super().apply(tickets, weights)
+        return Outcome(None, None, self._refused_in_the_trace(tickets))
+
+    def _refused_in_the_trace(self, tickets: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
+        """Without gradients, what was found not to be finite only when applied stands before the next update."""
+        refused = set()
+        for record in self._records:
+            self._ahead.append(record)
+            if record["event"] == "refuse":
+                refused.add(record["ticket"])
+            if record["event"] == "apply":
+                break
+        return tuple(ticket for ticket in tickets if ticket.id in refused)
 
     def _event(self, record: dict[str, Any]) -> Event | None:
         kind = record["event"]
@@ -155,6 +192,9 @@ def replay(path: str | Path, task: Any = None, *, gradients: bool | None = None,
     for record in read_trace(path):
         header = header or record
         end = record
+    missing = [key for key in _HEADER if key not in header] + [key for key in ("version", "reason") if key not in end]
+    if missing:
+        raise BadInput(f"{str(path)!r} is not a whole quorate trace: it does not say its {', '.join(missing)}")
     had_gradients = header["task"] is not None
     gradients = had_gradients if gradients is None else gradients
     if gradients and not had_gradients:

@@ -76,6 +76,8 @@ class BoundTask:
             model = self.task.model()
         if not isinstance(model, nn.Module):
             raise BadInput(f"task {self.name}: model() gave a {type(model).__name__}, not a torch.nn.Module")
+        if any(isinstance(one, nn.UninitializedParameter) for one in model.parameters()):
+            raise BadInput(f"task {self.name}: the model has lazy parameters without a shape; run it once in model()")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise BadInput(f"task {self.name}: the model has no parameter to train")
         return model.to(device)
@@ -91,7 +93,12 @@ class BoundTask:
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any | None:
         """The learning-rate schedule, stepped once a version; None without one."""
         make = getattr(self.task, "schedule", None)
-        return None if make is None else make(optimizer)
+        schedule = None if make is None else make(optimizer)
+        if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise BadInput(
+                "ReduceLROnPlateau waits for a measure, but a schedule follows the version here; use another"
+            )
+        return schedule
 
     # ------------------------------------------------------------ data
 
@@ -162,7 +169,10 @@ class BoundTask:
             raise BadInput(
                 f"task {self.name}: evaluate() gave a {type(measures).__name__}; give a dict of names and numbers"
             )
-        return {str(name): float(value) for name, value in measures.items()}
+        try:
+            return {str(name): float(value) for name, value in measures.items()}
+        except (TypeError, ValueError, RuntimeError):
+            raise BadInput(f"task {self.name}: evaluate() gave {measures!r}; every value must be one number") from None
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -188,7 +198,12 @@ def load_task(text: str) -> Any:
     if not hasattr(module, class_name):
         raise BadInput(f"task {text!r}: {where} has no class {class_name!r}")
     found = getattr(module, class_name)
-    return found() if isinstance(found, type) else found
+    if not isinstance(found, type):
+        return found
+    try:
+        return found()
+    except TypeError as error:
+        raise BadInput(f"task {text!r} cannot be made without arguments: {error}; give them defaults") from error
 
 
 def _load_file(path: str) -> Any:

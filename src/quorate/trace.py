@@ -202,6 +202,8 @@ def read_trace(path: Path) -> Iterator[dict[str, Any]]:
             record = _parse(path, number, line)
             if number == 1:
                 _check_header(path, record)
+            if ended:
+                raise BadInput(f"trace {str(path)!r} goes on after its end, at line {number}; give one run")
             yield record
             ended = record["event"] == "end"
     if number == 0:

@@ -242,11 +242,11 @@ def run(
             out=None if folder is None else folder.path,
             summary=metrics.summary(),
         )
-    except BadInput:
+    except Exception as error:
         for watcher in watchers:
             watcher.close()
-        if folder is not None:
-            folder.discard()
+        if folder is not None and (isinstance(error, BadInput) or not metrics.updates):
+            folder.discard()  # a run that never got going is no run
         raise
     finally:
         for watcher in watchers:

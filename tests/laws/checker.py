@@ -104,7 +104,7 @@ class LawChecker(Recorder):
             demand(len(tickets) <= full, "3: no more than the quorum")
             recently = self.version - self.exhausted_at <= self.policy.history
             demand(recently, "3: a short round only where the epoch ends")
-        elif isinstance(self.policy, Deadline) and reason == "time is up":
+        elif isinstance(self.policy, Deadline) and reason in ("time is up", "all live workers are in"):
             demand(self.begun.needed <= len(tickets) <= full, "3: at least the minimum when time is up")
         else:
             demand(len(tickets) == full, f"3: {len(tickets)} arrivals, but the quorum is {full}")

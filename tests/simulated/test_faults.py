@@ -69,3 +69,25 @@ def test_an_arrival_of_an_older_life_is_refused() -> None:
 def test_faults_that_do_not_parse_are_refused(text: str) -> None:
     with pytest.raises(quorate.BadInput, match="lose:3@10"):
         quorate.Simulated(4, faults=text)
+
+
+@pytest.mark.parametrize("late", ["cancel", "finish"])
+def test_a_learned_deadline_goes_on_without_a_worker_that_never_returns(late: str) -> None:
+    """Lost while the limit is still being learned, when rounds wait for everybody."""
+    engine = quorate.Simulated(8, "pause:1,0.05,10", faults="lose:0@1.5")
+    result = quorate.train(None, quorate.Deadline(late=late), engine, updates=50)
+    assert result.summary["updates"] == 50
+
+
+def test_a_worker_is_not_started_twice_after_its_arrival_was_held() -> None:
+    engine = quorate.Simulated(4, "constant:1", faults="crash:5,0")
+    result = quorate.train(
+        None, quorate.Async(max_staleness=0), engine, samples=1438, batch_size=16, epochs=4, seed=309
+    )
+    assert result.summary["samples"]["applied"] == 4 * 1438
+
+
+def test_a_worker_that_returns_reads_its_version_again() -> None:
+    engine = quorate.Simulated(1, "constant:1", network="bandwidth=1B/s", model_bytes=1, faults="lose:0@1.5;join:0@1.6")
+    result = quorate.train(None, quorate.FullSync(), engine, updates=1)
+    assert result.summary["seconds"] == pytest.approx(4.6)

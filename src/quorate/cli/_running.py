@@ -140,11 +140,13 @@ def _sizes(subject: SubjectOptions, epochs: int | None) -> dict[str, Any]:
     from quorate.task import bind_task
 
     bound = bind_task(subject.task, subject.batch_size)
-    samples = None
-    if epochs is not None:
-        samples = bound.samples()
-        if samples is None:
-            raise BadInput(f"epochs is {epochs}, but the data of {subject.task} is an endless stream; give --updates")
+    samples = bound.samples()
+    if samples is not None and bound.batch_size > samples:
+        raise BadInput(f"batch_size is {bound.batch_size}, but the data set has only {samples} samples; choose fewer")
+    if epochs is None:
+        samples = None  # without epochs, batches are an endless stream
+    elif samples is None:
+        raise BadInput(f"epochs is {epochs}, but the data of {subject.task} is an endless stream; give --updates")
     model_bytes = subject.model_bytes
     if model_bytes is None:
         parameters = bound.model(subject.seed, torch.device("cpu")).parameters()

@@ -154,13 +154,21 @@ class Buffers:
         else:
             began = [given or newest for given in (read or [None] * len(after))]
             for place, now in enumerate(newest):
-                changes = torch.stack([a[place] - b[place] for a, b in zip(after, began, strict=True)])
+                if now.dtype == torch.bool or now.is_complex():  # a mask, a table: no statistics
+                    now.copy_(after[-1][place])
+                    continue
+                changes = torch.stack([_change(a[place], b[place]) for a, b in zip(after, began, strict=True)])
                 if now.is_floating_point():
                     weights = torch.tensor(shares, dtype=now.dtype, device=now.device)
                     now.add_(torch.tensordot(weights, changes, dims=1))
                 else:
                     now.add_(changes.amax(0))
         self.reset()
+
+
+def _change(after: Tensor, before: Tensor) -> Tensor:
+    """after − before; nothing where they are equal, also where both are infinite, as in an attention mask."""
+    return torch.where(after == before, torch.zeros_like(after), after - before)
 
 
 class Strategy(ABC):

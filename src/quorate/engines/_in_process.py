@@ -59,7 +59,9 @@ class InProcessEngine(Engine):
         if self._bench is None:
             return {}
         with self._bench.learner.evaluation() as model:
-            return self._bench.task.evaluate(model)
+            measures = self._bench.task.evaluate(model)
+        self._bench.buffers.reset()  # measuring must not change what is measured
+        return measures
 
     def parameters(self) -> dict[str, Tensor]:
         return {} if self._bench is None else self._bench.learner.state_dict()
@@ -85,4 +87,6 @@ def _device(device: str | torch.device) -> torch.device:
         raise BadInput(f"device {device!r} is not known to torch; write e.g. cpu, cuda or cuda:0") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise BadInput(f"device {str(device)!r} was asked for, but torch sees no GPU here; use cpu")
+    if found.type not in ("cpu", "cuda"):
+        raise BadInput(f"device {str(device)!r} is not one that runs are made on; use cpu or cuda")
     return found

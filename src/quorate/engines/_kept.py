@@ -106,8 +106,13 @@ class Kept(Strategy):
                 self._compensate(ticket, gradient)
         for place, parameter in enumerate(learner.params):
             parameter.grad = _scaled_sum([gradient.grads[place] for gradient in gradients], scales)
-        norm = learner.norm_for_clipping()
         self._keep_newest()
+        as_it_was = scales == [1.0] and not self._compensation
+        if not as_it_was and not all_finite(learner.gradients()):  # the sum or the compensation overflowed
+            learner.clear_gradients()
+            learner.skip()
+            return Outcome(None, None, tickets)
+        norm = learner.norm_for_clipping()
         read = [
             None if ticket.version == learner.version else gradient.read_buffers
             for ticket, gradient in zip(tickets, gradients, strict=True)

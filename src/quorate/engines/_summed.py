@@ -93,10 +93,15 @@ class Summed(Strategy):
                 finite.append(ticket)
         refused = tuple(ticket for ticket in tickets if ticket not in finite)
         self._sum_again(finite)
-        if not finite:
-            self.learner.version += 1  # an update of nothing; the version counts all the same
-            return Outcome(None, None, refused)
+        if not finite or not all_finite(self.bench.gradients()):  # or it is their sum that overflows
+            return self._nothing(tuple(tickets))
         return self._step(self.bench.gradients())._replace(refused=refused)
+
+    def _nothing(self, refused: tuple[Ticket, ...]) -> Outcome:
+        """An update of nothing; the version counts all the same, since the policy has moved on."""
+        self._clear()
+        self.learner.skip()
+        return Outcome(None, None, refused)
 
     def apply_one_by_one(self, tickets: tuple[Ticket, ...]) -> Outcome:
         """Compute and apply in one go, whatever was summed before."""
@@ -104,7 +109,6 @@ class Summed(Strategy):
         refused = tuple(ticket for ticket in tickets if not self._add(ticket))
         kept = tuple(ticket for ticket in tickets if ticket not in refused)
         if not kept:
-            self.learner.version += 1
-            return Outcome(None, None, refused)
+            return self._nothing(refused)
         outcome = self.apply(kept)
         return outcome._replace(refused=refused + outcome.refused)

@@ -169,6 +169,7 @@ class Simulated(InProcessEngine):
             if worker in self._live:
                 return None
             self._live[worker] = None
+            self._last_version[worker] = -1  # a new life has read nothing
             return WorkerJoined(fault.time, worker)
         if worker not in self._live:
             return None

@@ -56,7 +56,8 @@ def _events(path: str) -> Iterator[tuple[str, Event]]:
     """The events after the header, each with the words that say where it stands."""
     number = 0
     try:
-        with Path(path).open(encoding="utf-8") as lines:
+        given = Path(path)
+        with (given / "trace.jsonl" if given.is_dir() else given).open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 where = f"trace {path!r}, line {number}"
                 try:

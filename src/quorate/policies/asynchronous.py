@@ -49,10 +49,14 @@ class Async(ArrivalPolicy):
         """Apply or drop one arrival; its worker goes on."""
         staleness = self._version - ticket.version
         if self.max_staleness is not None and staleness > self.max_staleness:
-            return [Drop(ticket, "too stale"), self._start(ticket.worker)]
+            return [Drop(ticket, "too stale"), *self._go_on(ticket.worker)]
         weights = (1.0 / max(1, staleness),) if self.staleness_weights else None
         self._version += 1
-        return [Apply((ticket,), weights, "on arrival"), self._start(ticket.worker)]
+        return [Apply((ticket,), weights, "on arrival"), *self._go_on(ticket.worker)]
+
+    def _go_on(self, worker: int) -> list[Action]:
+        """A worker whose arrival was held may have been lost since, and may be back and busy."""
+        return [self._start(worker)] if worker in self._live and worker not in self._busy else []
 
     def _release(self) -> list[Action]:
         """Take held arrivals, as long as no pinned ticket becomes too stale by it."""

@@ -94,10 +94,13 @@ class Deadline(RoundPolicy):
         return self._close(time) if self._complete() else []
 
     def _complete(self) -> bool:
-        up = self._time_is_up and not self._pinned and len(self._arrivals) >= self.needed
-        return up or super()._complete()
+        # With nobody at work, nobody else can arrive: there is nothing to wait for, limit or not.
+        over = (self._time_is_up or not self._busy) and not self._pinned
+        return (over and len(self._arrivals) >= self.needed) or super()._complete()
 
     def _why(self) -> str:
         if self._time_is_up and self.needed <= len(self._arrivals) < self.per_update:
             return "time is up"
-        return super()._why()
+        if self._idle or len(self._arrivals) >= self.per_update:
+            return super()._why()
+        return "all live workers are in"
