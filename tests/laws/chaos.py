@@ -26,7 +26,15 @@ class Chaos(Engine):
 
     name = "chaos"
 
-    def __init__(self, workers: int, choices: Sequence[int], *, lossy: bool = True, refusals: bool = False) -> None:
+    def __init__(
+        self,
+        workers: int,
+        choices: Sequence[int],
+        *,
+        lossy: bool = True,
+        refusals: bool = False,
+        gone: Sequence[int] = (),
+    ) -> None:
         self.workers = workers
         self._choices = deque(choices)
         self._lossy, self._refusals = lossy, refusals
@@ -37,6 +45,7 @@ class Chaos(Engine):
         self._joining = deque(range(workers))
         self._timers: deque[tuple[float, int]] = deque()
         self._events = 0
+        self._to_lose, self._gone = deque(gone), set(gone)  # workers that are lost for good, one by one
 
     def next_event(self, until: float | None) -> Event | None:
         self._events += 1
@@ -47,7 +56,7 @@ class Chaos(Engine):
             event = self._choose(self._choices.popleft())
             if event is not None:
                 return event
-        missing = [worker for worker in range(self.workers) if worker not in self._live]
+        missing = [worker for worker in range(self.workers) if worker not in self._live and worker not in self._gone]
         if missing:
             return self._join(missing[0])
         if self._flying:
@@ -58,6 +67,8 @@ class Chaos(Engine):
 
     def _choose(self, choice: int) -> Event | None:
         kind, which = choice % 8, choice // 8
+        if self._to_lose and kind in (0, 4):
+            return self._lose(self._to_lose.popleft(), with_gradients=which % 2 == 0)
         self._time += (which % 5) * 0.25  # ties included
         if kind == 0 and self._lossy and self._live:
             return self._lose(list(self._live)[which % len(self._live)], with_gradients=which % 2 == 0)
@@ -168,11 +179,12 @@ def run_chaos(
     epochs: int = 2,
     lossy: bool = True,
     refusals: bool = False,
+    gone: Sequence[int] = (),
     ledger: Ledger | None = None,
 ) -> Ledger:
     """Run a policy to the end of its data through whatever the choices bring."""
     ledger = ledger or Ledger(samples, batch_size, epochs=epochs, seed=7)
-    engine = Chaos(workers, choices, lossy=lossy, refusals=refusals)
+    engine = Chaos(workers, choices, lossy=lossy, refusals=refusals, gone=gone)
     coordinator = Coordinator(
         policy,
         engine,

@@ -74,6 +74,18 @@ def test_laws_1_to_5_hold_with_refused_gradients(chosen: tuple[Policy, int], cho
     check(*chosen, choices, refusals=True)
 
 
+@given(policies(), CHOICES, st.data())
+def test_law_5_there_is_progress_while_a_quorum_lives(
+    chosen: tuple[Policy, int], choices: list[int], data: st.DataObject
+) -> None:
+    """Workers that are lost for good, as many as the policy can do without."""
+    policy, workers = chosen
+    spare = workers - policy.begin(workers).needed
+    gone = data.draw(st.permutations(range(workers)))[: data.draw(st.integers(0, spare))]
+    checker = LawChecker(policy, workers, batches=12, epochs=2)
+    assert run_chaos(policy, workers, choices, [checker], lossy=False, gone=gone).finished
+
+
 @given(st.integers(1, 6), st.integers(0, 3), CHOICES)
 def test_law_4_nobody_runs_ahead(workers: int, bound: int, choices: list[int]) -> None:
     run_chaos(BoundedStaleness(bound), workers, choices, [SpreadChecker(bound)], lossy=False)
