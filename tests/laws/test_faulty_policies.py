@@ -50,11 +50,11 @@ class OneTooFew(BackupSync):
 
 
 class IgnoresItsBound(Async):
-    def _take(self, ticket: Ticket) -> list[Action]:
+    def _decide(self, ticket: Ticket) -> Action:
         bound, self.max_staleness = self.max_staleness, None
-        actions = super()._take(ticket)
+        action = super()._decide(ticket)
         self.max_staleness = bound
-        return actions
+        return action
 
 
 class RunsFurtherAhead(BoundedStaleness):

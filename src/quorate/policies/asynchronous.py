@@ -38,21 +38,21 @@ class Async(ArrivalPolicy):
     def _arrived(self, time: float, ticket: Ticket) -> list[Action]:
         del self._busy[ticket.worker]
         if not self._pinned:
-            return self._take(ticket)
+            return [self._decide(ticket), self._start(ticket.worker)]
         if ticket.worker in self._pinned:
             del self._pinned[ticket.worker]
-            return [*self._take(ticket), *self._release()]
+            return [self._decide(ticket), self._start(ticket.worker), *self._release()]
         self._held.append(ticket)
         return self._release()
 
-    def _take(self, ticket: Ticket) -> list[Action]:
-        """Apply or drop one arrival; its worker goes on."""
+    def _decide(self, ticket: Ticket) -> Action:
+        """Apply or drop one arrival."""
         staleness = self._version - ticket.version
         if self.max_staleness is not None and staleness > self.max_staleness:
-            return [Drop(ticket, "too stale"), *self._go_on(ticket.worker)]
+            return Drop(ticket, "too stale")
         weights = (1.0 / max(1, staleness),) if self.staleness_weights else None
         self._version += 1
-        return [Apply((ticket,), weights, "on arrival"), *self._go_on(ticket.worker)]
+        return Apply((ticket,), weights, "on arrival")
 
     def _go_on(self, worker: int) -> list[Action]:
         """A worker whose arrival was held may have been lost since, and may be back and busy."""
@@ -62,7 +62,8 @@ class Async(ArrivalPolicy):
         """Take held arrivals, as long as no pinned ticket becomes too stale by it."""
         actions: list[Action] = []
         while self._held and not self._pinned_at_bound():
-            actions += self._take(self._held.pop(0))
+            ticket = self._held.pop(0)
+            actions += [self._decide(ticket), *self._go_on(ticket.worker)]
         return actions
 
     def _pinned_at_bound(self) -> bool:

@@ -42,11 +42,17 @@ class BoundedStaleness(ArrivalPolicy):
         return self._go_on(worker)
 
     def _arrived(self, time: float, ticket: Ticket) -> list[Action]:
-        worker = ticket.worker
+        worker, at = ticket.worker, self._at
         clock = self._clocks[worker]
         self._clocks[worker] = clock + 1
-        self._at[clock + 1] = self._at.get(clock + 1, 0) + 1
-        return [*super()._arrived(time, ticket), *self._leave(clock)]
+        at[clock + 1] = at.get(clock + 1, 0) + 1
+        del self._busy[worker]
+        self._arrivals.append(ticket)
+        actions = [self._apply("on arrival"), *self._go_on(worker)]
+        if at[clock] > 1:  # somebody else is still there, so the slowest has not changed
+            at[clock] -= 1
+            return actions
+        return actions + self._leave(clock)
 
     def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> list[Action]:
         if worker not in self._live:
