@@ -52,7 +52,6 @@ class Replayed(InProcessEngine):
         self.workers = header["workers"]
         self._path, self._header = path, header
         self._tickets: dict[int, Ticket] = {}
-        self._patience_s = math.inf
 
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "device": str(self.device), "arithmetic": self.arithmetic}

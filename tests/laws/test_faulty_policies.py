@@ -84,13 +84,6 @@ class DoesNotRestart(SoftSync):
         return []
 
 
-class IgnoresPins(BackupSync):
-    """Not a law by itself, but exactly-once then never ends for a batch that is slow by nature."""
-
-    def _pinned_started(self, ticket: Ticket) -> list[Action]:
-        return []
-
-
 FAULTS: dict[str, tuple[Callable[[], Policy], int]] = {
     "counts late arrivals": (lambda: CountsLateArrivals(2, 2, late="finish"), 4),
     "closes one too early": (lambda: _checked_as(OneTooFew(3, 1), BackupSync(3, 1)), 4),

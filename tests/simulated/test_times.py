@@ -9,18 +9,7 @@ import pytest
 import quorate
 from quorate.latency import Latency, order_statistic_mean, parse_latency
 from quorate.metrics import KthArrivals
-
-# Seconds until the k-th of 100 gradients (Chen et al., 2016, figure 3, digitised): 10, 50, 80, 90, 95, 99 %, mean.
-TABLE = {
-    1: (1.37, 1.39, 1.45, 1.48, 1.49, 1.54, 1.43),
-    50: (1.48, 1.57, 1.66, 1.76, 1.84, 1.92, 1.61),
-    90: (1.56, 1.66, 1.78, 1.92, 2.01, 2.16, 1.71),
-    97: (1.58, 1.69, 1.87, 2.02, 2.11, 2.32, 1.78),
-    98: (1.61, 1.72, 2.01, 2.19, 2.34, 2.65, 1.84),
-    99: (1.65, 1.80, 2.32, 2.59, 2.79, 3.14, 2.01),
-    100: (1.69, 2.59, 2.96, 3.31, 3.67, 5.95, 2.62),
-}
-LEVELS = (0.10, 0.50, 0.80, 0.90, 0.95, 0.99)
+from tests.latency.test_latency_chen2016 import LEVELS, TABLE
 
 
 def mean_update(policy: quorate.Policy, workers: int, latency: str | Latency, updates: int, seed: int = 0) -> float:

@@ -94,7 +94,7 @@ def may_go_together(bench: Bench) -> bool:
 
 @contextmanager
 def _full_precision() -> Iterator[None]:
-    """tf32 rounds so coarsely that a deep net's gradients differ by percents with the shape of the batch."""
+    """tf32 rounds so coarsely that a deep net's gradients change with the shape of the batch."""
     cudnn, matmul = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:
