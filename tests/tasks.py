@@ -75,6 +75,13 @@ class Toy:
         return {"accuracy": float((model(x).argmax(1) == y).float().mean())}
 
 
+class Broken(Toy):
+    """A task with a bug."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        raise ZeroDivisionError("in the user's loss")
+
+
 def plain_loop(task: Any, updates: int, seed: int) -> dict[str, Tensor]:
     """What a PyTorch user writes: the same model, the same order of samples, one process."""
     torch.manual_seed(seed)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quorate.engines import Engine, Simulated
-from quorate.errors import BadInput, Diverged, QuorateError, QuorumLost, ReplayMismatch
+from quorate.engines import Engine, Local, Simulated
+from quorate.errors import BadInput, Diverged, QuorateError, QuorumLost, ReplayMismatch, WorkerFailed
 from quorate.faults import Fault, Faults, parse_faults
 from quorate.latency import Latency, parse_latency
 from quorate.learner import Learning
@@ -43,6 +43,7 @@ __all__ = [
     "KBatchSync",
     "Latency",
     "Learning",
+    "Local",
     "Metrics",
     "Network",
     "Policy",
@@ -56,6 +57,7 @@ __all__ = [
     "Simulated",
     "SoftSync",
     "Task",
+    "WorkerFailed",
     "__version__",
     "load_task",
     "make_policy",

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from quorate.engines.base import Engine
 from quorate.errors import Diverged, QuorumLost
 from quorate.events import (
+    Abandoned,
     Action,
     Apply,
     Arrived,
@@ -30,6 +32,7 @@ from quorate.events import (
 )
 from quorate.ledger import Ledger
 from quorate.policies import Policy
+from quorate.policies._state import pack, pack_action, unpack, unpack_action
 from quorate.trace import Recorder, Update
 
 #: Refused gradients in a row, per worker, after which a run counts as diverged.
@@ -37,8 +40,8 @@ REFUSALS_PER_WORKER = 10
 
 LIMIT_REACHED, DATA_USED_UP = "limit reached", "data used up"
 
-#: Called after each version with (version, time, loss); True ends the run.
-AfterUpdate = Callable[[int, float, float | None], bool]
+#: Called after each version with (version, time, loss); a reason ends the run.
+AfterUpdate = Callable[[int, float, float | None], str | None]
 
 
 class Coordinator:
@@ -54,6 +57,7 @@ class Coordinator:
         workers: int,
         after_update: AfterUpdate,
         patience_s: float,
+        at_end: Callable[[float], None] | None = None,
     ) -> None:
         self._policy = policy.begin(workers)
         self._engine = engine
@@ -61,7 +65,9 @@ class Coordinator:
         self._recorders = tuple(recorders)
         self._after_update = after_update
         self._patience_s = patience_s
+        self._at_end = at_end  # called when the run is over, before what is open is dropped
         self._workers = workers
+        self._time = 0.0
         self._version = 0
         self._next_ticket = 0
         self._incarnations: dict[int, int] = {}
@@ -71,7 +77,10 @@ class Coordinator:
         self._pending: deque[Event] = deque()  # what follows from our own actions; comes before the engine's
         self._refusals_in_a_row = 0
         self._give_up_at: float | None = None  # while too few workers are alive: how long to wait for more
-        self._over = False
+        self._over: str | None = None  # why the run is over
+        self._left_over: list[Action] = []  # what the policy wanted when the run was over
+        self._at_rest: Callable[[float], None] | None = None
+        self._engine_is_away = False  # while a resumed run catches up with what was lost
 
     @property
     def version(self) -> int:
@@ -81,15 +90,18 @@ class Coordinator:
     @property
     def why_over(self) -> str:
         """What ended the run: a limit that was set, or that all epochs were used up."""
-        return LIMIT_REACHED if self._over else DATA_USED_UP
+        return self._over or DATA_USED_UP
 
     def run(self) -> float:
         """Go on until `after_update` ends the run or the ledger is finished; gives the time of the end."""
         engine, handle, pending, ledger = self._engine, self._policy.handle, self._pending, self._ledger
         flying, waiting, recorders = self._flying, self._waiting, self._recorders
-        time = 0.0
+        time = self._time
         talking_to_itself = 0
         while not self._over and not (ledger.epochs is not None and ledger.finished):
+            if self._at_rest is not None and not pending:
+                at_rest, self._at_rest = self._at_rest, None
+                at_rest(time)
             if pending:
                 event = pending.popleft()
                 talking_to_itself += 1
@@ -115,7 +127,9 @@ class Coordinator:
                 heard = self._witness(event)
                 actions = handle(heard) if heard is not None else []
             if actions:
-                self._carry_out(time, actions)
+                time = self._carry_out(time, actions)
+        if self._at_end is not None and not pending:
+            self._at_end(time)
         self._end_open_tickets(time)
         engine.settle()
         return time
@@ -149,6 +163,10 @@ class Coordinator:
         elif type(event) is Timer:
             for recorder in self._recorders:
                 recorder.timer(event.time, event.key)
+        elif type(event) is Abandoned:
+            for recorder in self._recorders:
+                recorder.abandoned(event.time, event.ticket, event.cancel_s)
+            return None
         return event
 
     def _witness_join(self, event: WorkerJoined) -> None:
@@ -193,15 +211,18 @@ class Coordinator:
 
     # ------------------------------------------------------------ actions
 
-    def _carry_out(self, time: float, actions: Iterable[Action]) -> None:
+    def _carry_out(self, time: float, actions: Iterable[Action]) -> float:
+        """Do what the policy decided; gives the time when all is done."""
+        actions = iter(actions)
         for action in actions:
             kind = type(action)
             if kind is Start:
                 self._start(time, action)  # type: ignore[arg-type]
             elif kind is Apply:
-                self._apply(time, action)  # type: ignore[arg-type]
+                time = self._apply(time, action)  # type: ignore[arg-type]
                 if self._over:
-                    return
+                    self._left_over = list(actions)
+                    return time
             elif kind is Cancel:
                 self._cancel(time, action)  # type: ignore[arg-type]
             elif kind is Drop:
@@ -211,6 +232,7 @@ class Coordinator:
                 self._engine.set_timer(at, key)  # type: ignore[arg-type]
                 for recorder in self._recorders:
                     recorder.timer_set(time, at, key, reason)  # type: ignore[arg-type]
+        return time
 
     def _start(self, time: float, action: Start) -> None:
         worker, version, round = action
@@ -228,18 +250,21 @@ class Coordinator:
         self._flying[worker] = ticket
         for recorder in self._recorders:
             recorder.started(time, ticket)
-        self._engine.start(ticket)
+        if not self._engine_is_away:
+            self._engine.start(ticket)
         if pinned:
             for recorder in self._recorders:
                 recorder.pinned(time, ticket)
             self._pending.append(Pinned(time, ticket))
 
-    def _apply(self, time: float, action: Apply) -> None:
+    def _apply(self, time: float, action: Apply) -> float:
+        """Make a version; gives the time when it is made and looked at."""
         tickets, weights, reason = action
         waiting = self._waiting
         for ticket in tickets:
             del waiting[ticket[0]]
         outcome = self._engine.apply(tickets, weights)
+        time = self._engine.now(time)
         if outcome.refused:
             for ticket in outcome.refused:
                 self._refuse(time, ticket)
@@ -253,22 +278,25 @@ class Coordinator:
         self._version += 1
         if self._give_up_at is not None:
             self._give_up_at = time + self._patience_s
-        update = Update(self._version, tickets, weights, reason, outcome.loss, outcome.norm)
+        update = Update(self._version, tickets, weights, reason, outcome.loss, outcome.norm, outcome.apply_s)
         for recorder in self._recorders:
             recorder.applied(time, update)
         self._over = self._after_update(self._version, time, outcome.loss)
+        return self._engine.now(time)
 
     def _cancel(self, time: float, action: Cancel) -> None:
         ticket = self._flying.pop(action.worker)
         self._ledger.give_back(ticket.batch)
-        self._engine.cancel(ticket)
+        if not self._engine_is_away:
+            self._engine.cancel(ticket)
         for recorder in self._recorders:
             recorder.cancelled(time, ticket, action.reason)
 
     def _drop(self, time: float, action: Drop) -> None:
         ticket = self._waiting.pop(action.ticket.id)
         self._ledger.give_back(ticket.batch)
-        self._engine.drop(ticket)
+        if not self._engine_is_away:
+            self._engine.drop(ticket)
         for recorder in self._recorders:
             recorder.dropped(time, ticket, action.reason)
 
@@ -278,3 +306,56 @@ class Coordinator:
             self._cancel(time, Cancel(ticket.worker, "the run is over"))
         for ticket in list(self._waiting.values()):
             self._drop(time, Drop(ticket, "the run is over"))
+
+    # ------------------------------------------------------------ checkpoints
+
+    def call_at_rest(self, callback: Callable[[float], None]) -> None:
+        """Call this with the time as soon as every decision made so far is carried out."""
+        self._at_rest = callback
+
+    def state(self, time: float) -> dict[str, Any]:
+        """Everything a resumed run needs of the protocol, as JSON values; only at rest or at the end."""
+        return {
+            "time": time,
+            "version": self._version,
+            "next_ticket": self._next_ticket,
+            "incarnations": pack(self._incarnations),
+            "live": list(self._live),
+            "flying": pack(list(self._flying.values())),
+            "waiting": pack(list(self._waiting.values())),
+            "left_over": [pack_action(action) for action in self._left_over],
+            "refusals_in_a_row": self._refusals_in_a_row,
+            "policy": self._policy.state(),
+            "ledger": self._ledger.state(),
+        }
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Continue from a state: what was under way is lost, as if every worker had died at that moment.
+
+        The losses are events like any other: they are in the trace, the policy hears of them, and the batches
+        go back to the ledger. So the whole trace is that of one run, and can be replayed as one.
+        """
+        self._policy.restore(state["policy"])
+        self._ledger.restore(state["ledger"])
+        self._time = time = state["time"]
+        self._version, self._next_ticket = state["version"], state["next_ticket"]
+        self._incarnations = unpack(state["incarnations"])
+        self._live = dict.fromkeys(state["live"])
+        self._flying = {ticket.worker: ticket for ticket in unpack(state["flying"])}
+        self._waiting = {ticket.id: ticket for ticket in unpack(state["waiting"])}
+        self._refusals_in_a_row = state["refusals_in_a_row"]
+        self._engine_is_away = True
+        self._carry_out(time, [unpack_action(action) for action in state["left_over"]])
+        self._settle_pending()
+        for worker in list(self._live):
+            # The first loss takes all arrivals with it, so that nothing is left that could be applied.
+            heard = self._witness_loss(WorkerLost(time, worker, tuple(self._waiting)))
+            if heard is not None:
+                self._carry_out(time, self._policy.handle(heard))
+            self._settle_pending()
+        self._engine_is_away = False
+
+    def _settle_pending(self) -> None:
+        while self._pending:
+            event = self._pending.popleft()
+            self._carry_out(event.time, self._policy.handle(event))

@@ -21,6 +21,10 @@ class Diverged(QuorateError, RuntimeError):  # noqa: N818
     """Gradient after gradient held NaN or Inf: nothing is left to apply."""
 
 
+class WorkerFailed(QuorateError, RuntimeError):  # noqa: N818
+    """Workers fail again and again in the same way; the message has what the last one said."""
+
+
 class ReplayMismatch(QuorateError, RuntimeError):  # noqa: N818
     """A replayed run decided otherwise than the recorded one."""
 

@@ -47,6 +47,14 @@ class Refused(NamedTuple):
     ticket: Ticket
 
 
+class Abandoned(NamedTuple):
+    """A worker has noticed that its ticket was cancelled. For the trace alone: the ticket had ended before."""
+
+    time: float
+    ticket: Ticket
+    cancel_s: float  # how long after it was cancelled
+
+
 class WorkerJoined(NamedTuple):
     """A worker is there and free: new, or back as a new incarnation."""
 
@@ -83,7 +91,7 @@ class Pinned(NamedTuple):
     ticket: Ticket
 
 
-Event: TypeAlias = Arrived | Refused | WorkerJoined | WorkerLost | Timer | Exhausted | Pinned
+Event: TypeAlias = Arrived | Refused | Abandoned | WorkerJoined | WorkerLost | Timer | Exhausted | Pinned
 
 
 # ---------------------------------------------------------------- actions: what a policy decides

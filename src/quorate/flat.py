@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from quorate.errors import BadInput
+
 ALIGNMENT_BYTES = 64  # a cache line, and what torch's own allocator gives: kernels take the same path
 
 
@@ -24,6 +26,27 @@ class Layout:
             size = tensor.numel() * tensor.element_size()
             self.nbytes += math.ceil(size / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
+    def halved(self) -> Layout:
+        """The same elements at the same places, in 16 bits each."""
+        if any(dtype != torch.float32 for dtype in self.dtypes):
+            raise BadInput("a 16-bit wire (bf16) needs parameters of 32 bits, and this model has others; use fp32")
+        other = Layout([])
+        other.shapes, other.dtypes = self.shapes, [torch.bfloat16] * len(self.dtypes)
+        other.offsets, other.nbytes = [offset // 2 for offset in self.offsets], self.nbytes // 2
+        return other
+
+    def runs(self, buffer: Tensor) -> list[Tensor]:
+        """All tensors of a buffer as few long vectors, one for each stretch of equal type; padding is part of them."""
+        found: list[Tensor] = []
+        start = 0
+        for place, dtype in enumerate(self.dtypes):
+            last = place + 1 == len(self.dtypes)
+            if last or self.dtypes[place + 1] != dtype:
+                stop = self.nbytes if last else self.offsets[place + 1]
+                found.append(buffer[start:stop].view(dtype))
+                start = stop
+        return found
+
     def views(self, buffer: Tensor) -> list[Tensor]:
         """The tensors inside a buffer of `nbytes` bytes, without copying."""
         return [
@@ -35,9 +58,9 @@ class Layout:
 class Flat:
     """Tensors that live side by side in one buffer: `views[i]` is the i-th, `buffer` is all of them."""
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(self, layout: Layout, device: torch.device, buffer: Tensor | None = None) -> None:
         self.layout = layout
-        self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
+        self.buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device) if buffer is None else buffer
         self.views = layout.views(self.buffer)
 
     @classmethod

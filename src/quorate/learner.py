@@ -79,6 +79,9 @@ class Learner:
         if self.schedule is not None:
             self.schedule.step()
         self.version += 1
+        self._average_in()
+
+    def _average_in(self) -> None:
         if self.average is not None:
             assert self.learning.ema is not None
             torch._foreach_lerp_(self.average.views, self.flat.views, 1.0 - self.learning.ema)
@@ -90,6 +93,28 @@ class Learner:
             with warnings.catch_warnings():  # torch expects a step of the optimizer before each of the schedule
                 warnings.simplefilter("ignore")
                 self.schedule.step()
+
+    def plain_sgd_rate(self) -> float | None:
+        """The learning rate, where a step is parameters − rate·gradient and nothing else; None where it is more.
+
+        Whoever has the gradient in pieces may then make the step himself, and say so with `stepped`.
+        """
+        optimizer = self.optimizer
+        if type(optimizer) is not torch.optim.SGD or self.learning.clip_norm is not None:
+            return None
+        group = optimizer.param_groups[0]
+        more = any(group[name] for name in ("momentum", "weight_decay", "maximize", "differentiable"))
+        hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        replaced = not getattr(optimizer.step, "_wrapped_by_lr_sched", True)
+        whole = len(optimizer.param_groups) == 1 and len(group["params"]) == len(self.params)
+        if more or hooked or replaced or not whole or not isinstance(group["lr"], float | int):
+            return None
+        return float(group["lr"])
+
+    def stepped(self) -> None:
+        """The parameters were moved from outside: what else a step does."""
+        self.skip()
+        self._average_in()
 
     def norm_for_clipping(self) -> float | None:
         """The global norm of the gradient in `.grad`, where clipping will want it."""

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quorate.coordinator import LIMIT_REACHED
 from quorate.engines._in_process import InProcessEngine
 from quorate.engines.base import Job, Outcome
 from quorate.errors import BadInput, ReplayMismatch
-from quorate.events import Arrived, Event, Refused, Ticket, Timer, WorkerJoined, WorkerLost
+from quorate.events import Abandoned, Arrived, Event, Refused, Ticket, Timer, WorkerJoined, WorkerLost
 from quorate.learner import Learning
 from quorate.ledger import Ledger
 from quorate.policies import make_policy
@@ -51,6 +53,7 @@ class Replayed(InProcessEngine):
         super().__init__(device, header["parameter_bytes"])
         self.workers = header["workers"]
         self._path, self._header = path, header
+        self._threads_before: int | None = None
         self._tickets: dict[int, Ticket] = {}
 
     def describe(self) -> dict[str, Any]:
@@ -58,12 +61,28 @@ class Replayed(InProcessEngine):
 
     def open(self, job: Job) -> None:
         recorded = self._header["engine"]["arithmetic"]
-        self._open_model(job, together=recorded == "together")
+        threads = self._header["engine"].get("threads")  # of each worker; another number rounds differently
+        if threads is not None:
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(threads)
+        self._open_model(job, together=recorded == "together", arithmetic=recorded)
         if self.arithmetic is not None and recorded is not None and self.arithmetic != recorded:
             raise BadInput(f"the trace was made with {recorded} gradients, this task gives {self.arithmetic} ones")
         self._records = read_trace(self._path)
         self._ahead: deque[dict[str, Any]] = deque()  # read before their turn
         self._arrived: set[int] = set()
+        self._cancelled: dict[int, Ticket] = {}
+        self._version = 0
+        self._times: deque[float] = deque()  # when the recorded run had made the version, and when it went on
+
+    def now(self, time: float) -> float:
+        return self._times.popleft() if self._times else time
+
+    def close(self) -> None:
+        super().close()
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
 
     def start(self, ticket: Ticket) -> None:
         self._tickets[ticket.id] = ticket
@@ -71,7 +90,7 @@ class Replayed(InProcessEngine):
             self._strategy.started(ticket)
 
     def cancel(self, ticket: Ticket) -> None:
-        del self._tickets[ticket.id]
+        self._cancelled[ticket.id] = self._tickets.pop(ticket.id)
         if self._strategy is not None:
             self._strategy.ended(ticket, arrived=False)
 
@@ -89,20 +108,41 @@ class Replayed(InProcessEngine):
         return self._ahead.popleft() if self._ahead else next(self._records, None)
 
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+        refused, apply_s = self._look_ahead()
         if self._strategy is not None:
-            return super().apply(tickets, weights)
-        return Outcome(None, None, self._refused_in_the_trace(tickets))
+            return super().apply(tickets, weights)._replace(apply_s=apply_s)
+        return Outcome(None, None, tuple(ticket for ticket in tickets if ticket.id in refused), apply_s)
 
-    def _refused_in_the_trace(self, tickets: tuple[Ticket, ...]) -> tuple[Ticket, ...]:
-        """Without gradients, what was found not to be finite only when applied stands before the next update."""
-        refused = set()
-        for record in self._records:
-            self._ahead.append(record)
-            if record["event"] == "refuse":
+    def _look_ahead(self) -> tuple[set[int], float | None]:
+        """What the trace says of the update that is about to be made: gradients left out, and its times.
+
+        Without gradients, what was found not to be finite only when applied stands before the update.
+        """
+        self._version += 1
+        refused: set[int] = set()
+        apply_s: float | None = None
+        applied = False
+        place = 0
+        while True:
+            if place == len(self._ahead):
+                following = next(self._records, None)
+                if following is None:
+                    break
+                self._ahead.append(following)
+            record = self._ahead[place]
+            place += 1
+            if not applied and record["event"] == "refuse":
                 refused.add(record["ticket"])
-            if record["event"] == "apply":
+            elif not applied and record["event"] == "apply":
+                if record["version"] != self._version:  # one before it that nobody has read past yet
+                    refused.clear()
+                    continue
+                applied, apply_s = True, record.get("apply_s")
+                self._times.append(record["time"])
+            elif applied and record["event"] != "evaluate":
+                self._times.append(record["time"])
                 break
-        return tuple(ticket for ticket in tickets if ticket.id in refused)
+        return refused, apply_s
 
     def _event(self, record: dict[str, Any]) -> Event | None:
         kind = record["event"]
@@ -119,6 +159,8 @@ class Replayed(InProcessEngine):
             return Refused(record["time"], ticket)
         if kind in ("apply", "drop"):
             self._arrived.difference_update(record.get("tickets", (record.get("ticket"),)))
+        if kind == "abandon":
+            return Abandoned(record["time"], self._cancelled.pop(record["ticket"]), record["cancel_s"])
         if kind == "join":
             return WorkerJoined(record["time"], record["worker"])
         if kind == "lost":

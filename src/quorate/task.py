@@ -49,7 +49,9 @@ class Task:
 class BoundTask:
     """A user's task, checked, with the optional parts filled in. Engines use this one only."""
 
-    def __init__(self, task: Any, batch_size: int | None = None, name: str | None = None) -> None:
+    def __init__(
+        self, task: Any, batch_size: int | None = None, name: str | None = None, source: str | None = None
+    ) -> None:
         if isinstance(task, type):
             task = task()
         for method in NEEDED:
@@ -62,6 +64,8 @@ class BoundTask:
                 )
         self.task = task
         self.name = name or type(task).__name__
+        #: A text by which another process can load the same task; None: it was given as an object.
+        self.source = source
         size = batch_size if batch_size is not None else getattr(task, "batch_size", Task.batch_size)
         self.batch_size = check_at_least("batch_size", size, 1)
         self._data: Any = None
@@ -136,8 +140,7 @@ class BoundTask:
         data = self.data
         collate: Callable[[Any], Any] | None = getattr(self.task, "collate", None)
         chosen = indices.tolist()
-        samples = data.__getitems__(chosen) if hasattr(data, "__getitems__") else [data[index] for index in chosen]
-        batch = (collate or default_collate)(samples)
+        batch = (collate or default_collate)(_fetch(data, chosen))
         return batch if device.type == "cpu" else to_device(batch, device)
 
     # ------------------------------------------------------------ loss and evaluation
@@ -173,6 +176,20 @@ class BoundTask:
             return {str(name): float(value) for name, value in measures.items()}
         except (TypeError, ValueError, RuntimeError):
             raise BadInput(f"task {self.name}: evaluate() gave {measures!r}; every value must be one number") from None
+
+
+def _fetch(data: Any, indices: list[int]) -> list[Any]:
+    if hasattr(data, "__getitems__"):
+        fetched: list[Any] = data.__getitems__(indices)
+        return fetched
+    samples = []
+    for index in indices:
+        try:
+            samples.append(data[index])
+        except Exception as error:
+            error.add_note(f"(it was raised by sample {index} of the training data)")
+            raise
+    return samples
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -232,7 +249,7 @@ def _load_module(name: str) -> Any:
 def bind_task(task: Any, batch_size: int | None = None) -> BoundTask:
     """A task given as an object, a class or a text, ready for an engine; its name is what a trace records."""
     if isinstance(task, str):
-        return BoundTask(load_task(task), batch_size, task)
+        return BoundTask(load_task(task), batch_size, task, source=task)
     kind = task if isinstance(task, type) else type(task)
     place = f"{kind.__module__}:{kind.__qualname__}"
     ready = {known: name for name, known in READY_TASKS.items()}

@@ -30,6 +30,7 @@ class Update(NamedTuple):
     reason: str
     loss: float | None  # None without gradients
     norm: float | None  # of the averaged gradient before clipping, where it was computed
+    apply_s: float | None = None  # how long it took to make, where time is real
 
 
 class Recorder:
@@ -64,6 +65,9 @@ class Recorder:
 
     def cancelled(self, time: float, ticket: Ticket, reason: str) -> None:
         """A ticket was abandoned before it was finished; it ends as dropped."""
+
+    def abandoned(self, time: float, ticket: Ticket, cancel_s: float) -> None:
+        """A worker noticed that a ticket was cancelled, so long after it was."""
 
     def lost(self, time: float, worker: int, tickets: tuple[Ticket, ...]) -> None:
         """A worker is gone, and these tickets with it."""
@@ -128,13 +132,14 @@ class LineRecorder(Recorder):
         self._write(f'{{"event":"refuse","time":{time!r},"ticket":{ticket.id}}}\n')
 
     def applied(self, time: float, update: Update) -> None:
-        version, tickets, weights, reason, loss, norm = update
+        version, tickets, weights, reason, loss, norm, apply_s = update
         numbers = ",".join([str(ticket[0]) for ticket in tickets])
         scaled = "" if weights is None else f',"weights":{list(weights)!r}'
         learned = "" if loss is None else f',"loss":{loss!r},"norm":{json.dumps(norm)}'
+        took = "" if apply_s is None else f',"apply_s":{apply_s!r}'
         self._write(
             f'{{"event":"apply","time":{time!r},"version":{version},"tickets":[{numbers}]{scaled},'
-            f'"reason":{_quoted(reason)}{learned}}}\n'
+            f'"reason":{_quoted(reason)}{learned}{took}}}\n'
         )
 
     def dropped(self, time: float, ticket: Ticket, reason: str) -> None:
@@ -142,6 +147,11 @@ class LineRecorder(Recorder):
 
     def cancelled(self, time: float, ticket: Ticket, reason: str) -> None:
         self._write(f'{{"event":"cancel","time":{time!r},"ticket":{ticket[0]},"reason":{_quoted(reason)}}}\n')
+
+    def abandoned(self, time: float, ticket: Ticket, cancel_s: float) -> None:
+        self._write(
+            f'{{"event":"abandon","time":{time!r},"ticket":{ticket[0]},"worker":{ticket[1]},"cancel_s":{cancel_s!r}}}\n'
+        )
 
     def lost(self, time: float, worker: int, tickets: tuple[Ticket, ...]) -> None:
         numbers = ",".join([str(ticket.id) for ticket in tickets])
@@ -237,6 +247,7 @@ def _check_header(path: Path, record: dict[str, Any]) -> None:
 def feed(records: Iterable[dict[str, Any]], recorder: Recorder) -> None:
     """Tell a recorder what a trace says happened."""
     open_tickets: dict[int, Ticket] = {}
+    cancelled: dict[int, Ticket] = {}  # ticket number -> those that a worker may still say a last word about
     for record in records:
         event = record["event"]
         if event == "run":
@@ -252,10 +263,14 @@ def feed(records: Iterable[dict[str, Any]], recorder: Recorder) -> None:
         elif event == "apply":
             tickets = tuple(open_tickets.pop(number) for number in record["tickets"])
             weights = tuple(record["weights"]) if "weights" in record else None
-            loss, norm = record.get("loss"), record.get("norm")
-            recorder.applied(time, Update(record["version"], tickets, weights, record["reason"], loss, norm))
+            learned = record.get("loss"), record.get("norm"), record.get("apply_s")
+            recorder.applied(time, Update(record["version"], tickets, weights, record["reason"], *learned))
         elif event == "cancel":
-            recorder.cancelled(time, open_tickets.pop(record["ticket"]), record["reason"])
+            ticket = open_tickets.pop(record["ticket"])
+            cancelled[ticket.id] = ticket
+            recorder.cancelled(time, ticket, record["reason"])
+        elif event == "abandon":
+            recorder.abandoned(time, cancelled.pop(record["ticket"]), record["cancel_s"])
         elif event == "drop":
             recorder.dropped(time, open_tickets.pop(record["ticket"]), record["reason"])
         elif event == "refuse":

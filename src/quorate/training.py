@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from quorate.conditions import KnownMeasure, Until, check_known, parse_until
-from quorate.coordinator import Coordinator
+from quorate.coordinator import LIMIT_REACHED, Coordinator
 from quorate.engines.base import Engine, Job
 from quorate.errors import BadInput, check_at_least
 from quorate.learner import Learning, digest
@@ -319,7 +319,7 @@ class _Pace:
         self._evaluates = job.task is not None
         self._evaluated_at = -1
 
-    def after_update(self, version: int, time: float, loss: float | None) -> bool:
+    def after_update(self, version: int, time: float, loss: float | None) -> str | None:
         over = version == self._updates
         if self._evaluates and version % self.evaluate_every == 0:
             self._evaluate(version, time)
@@ -327,7 +327,7 @@ class _Pace:
             over = over or self._until.holds(self._values(version, time, loss))
         if self._on_progress is not None:
             self._on_progress(Progress(version, time, loss, self._metrics.drop_rate(), self._share(version)))
-        return over
+        return LIMIT_REACHED if over else None
 
     def last_evaluation(self, version: int, time: float) -> None:
         if self._evaluates and self._evaluated_at != version:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quorate.engines.base import Engine, Job, Outcome
+from quorate.engines.local import Local
 from quorate.engines.simulated import Simulated
 
-__all__ = ["Engine", "Job", "Outcome", "Simulated"]
+__all__ = ["Engine", "Job", "Local", "Outcome", "Simulated"]

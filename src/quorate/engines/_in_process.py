@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quorate.engines._bench import Bench, Strategy
-from quorate.engines._kept import Kept
+from quorate.engines._kept import HALF, Kept, finds_nan_early
 from quorate.engines._summed import Summed
 from quorate.engines._together import Together, may_go_together
 from quorate.engines.base import Engine, Job, Outcome
@@ -20,7 +20,7 @@ class InProcessEngine(Engine):
     """Keeps a model for all workers; without a task, nothing is computed and only sizes are known."""
 
     def __init__(self, device: str | torch.device, model_bytes: int | None) -> None:
-        self.device = _device(device)
+        self.device = checked_device(device)
         self.model_bytes = model_bytes
         self._bench: Bench | None = None
         self._strategy: Strategy | None = None
@@ -31,19 +31,21 @@ class InProcessEngine(Engine):
         """How gradients are combined: the same way gives the same bits."""
         return None if self._strategy is None else self._strategy.arithmetic
 
-    def _open_model(self, job: Job, together: bool | None) -> None:
-        """Make the model. `together`: compute a synchronous round as one big batch (None: on a GPU)."""
+    def _open_model(self, job: Job, together: bool | None, arithmetic: str | None = None) -> None:
+        """Make the model. `together`: compute a synchronous round as one big batch (None: on a GPU).
+
+        `arithmetic`: do as a recorded run did, where its engine could have done otherwise.
+        """
         cudnn = torch.backends.cudnn
         self._saved_settings = torch.get_rng_state(), cudnn.deterministic, cudnn.benchmark
         cudnn.deterministic, cudnn.benchmark = True, False  # equal seeds, equal runs
         if job.task is None:
             return
         self._bench = bench = Bench(job, self.device)
-        weighted = bool(getattr(job.policy, "staleness_weights", False))
-        if job.policy.staleness_bound != 0 or weighted:
+        if finds_nan_early(job.policy) or (arithmetic or "").startswith(Kept.arithmetic):
             if together:
                 raise BadInput(f"together is on, but {job.policy.name} applies gradients of several versions")
-            self._strategy = Kept(bench, job.policy)
+            self._strategy = Kept(bench, job.policy, half=arithmetic == HALF)
             return
         wanted = self.device.type != "cpu" if together is None else together
         self._strategy = Together(bench) if wanted and may_go_together(bench) else Summed(bench)
@@ -80,7 +82,7 @@ class InProcessEngine(Engine):
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
 
 
-def _device(device: str | torch.device) -> torch.device:
+def checked_device(device: str | torch.device) -> torch.device:
     try:
         found = torch.device(device)
     except RuntimeError:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
+import torch
 from torch import Tensor
 
 from quorate.engines._bench import Bench, Strategy
@@ -14,6 +16,8 @@ from quorate.events import Ticket
 from quorate.flat import Flat
 from quorate.learner import all_finite
 from quorate.policies import Policy
+
+HALF = "kept-bf16"
 
 
 class _Gradient(NamedTuple):
@@ -38,9 +42,13 @@ class Kept(Strategy):
 
     arithmetic = "kept"
 
-    def __init__(self, bench: Bench, policy: Policy) -> None:
+    def __init__(self, bench: Bench, policy: Policy, half: bool = False) -> None:
         super().__init__(bench)
+        if half:
+            self.arithmetic = HALF
+        self._half = half  # round gradients as a 16-bit wire does
         self._history = policy.history
+        self._early = finds_nan_early(policy)
         self._compensation = self.learner.learning.delay_compensation or 0.0
         self._gradients: dict[int, _Gradient | None] = {}  # None: not finite
         self._old: dict[int, _Version] = {}  # the last `history` versions before the newest
@@ -73,8 +81,10 @@ class Kept(Strategy):
         after = buffers.after_forward()
         there = self.bench.gradients()
         grads = [parameter.grad for parameter in learner.params]
+        if self._half:
+            grads = [None if grad is None else grad.bfloat16().to(grad.dtype) for grad in grads]
         learner.clear_gradients()
-        if not math.isfinite(loss) or not all_finite(there):
+        if not math.isfinite(loss) or (self._early and not all_finite(there)):
             return None
         read = self._snapshot(ticket.version) if self._compensation else None
         return _Gradient(grads, loss, read_buffers, after, read)
@@ -98,20 +108,48 @@ class Kept(Strategy):
             gradient = self._gradients.pop(ticket.id)
             assert gradient is not None, "what is not finite never arrived"
             gradients.append(gradient)
-        total = sum(ticket.samples for ticket in tickets)
-        shares = [ticket.samples / total for ticket in tickets]
-        scales = shares if weights is None else [share * w for share, w in zip(shares, weights, strict=True)]
         if self._compensation:
             for ticket, gradient in zip(tickets, gradients, strict=True):
                 self._compensate(ticket, gradient)
-        for place, parameter in enumerate(learner.params):
-            parameter.grad = _scaled_sum([gradient.grads[place] for gradient in gradients], scales)
         self._keep_newest()
-        as_it_was = scales == [1.0] and not self._compensation
-        if not as_it_was and not all_finite(learner.gradients()):  # the sum or the compensation overflowed
-            learner.clear_gradients()
-            learner.skip()
-            return Outcome(None, None, tickets)
+        shares = self._average(tickets, gradients, weights)
+        if not all_finite(learner.gradients()):
+            return self._leave_out(tickets, gradients, weights)
+        return self._step(tickets, gradients, shares)
+
+    def _average(
+        self, tickets: Sequence[Ticket], gradients: Sequence[_Gradient], weights: tuple[float, ...] | None
+    ) -> list[float]:
+        """Put the weighted mean into `.grad`; gives the share of each arrival."""
+        scales, total = mean_scales(tickets, weights)
+        for place, parameter in enumerate(self.learner.params):
+            parameter.grad = _scaled_sum([gradient.grads[place] for gradient in gradients], scales)
+        if total != 1.0:
+            torch._foreach_div_(self.learner.gradients(), total)
+        return shares_of(tickets)
+
+    def _leave_out(
+        self, tickets: tuple[Ticket, ...], gradients: list[_Gradient], weights: tuple[float, ...] | None
+    ) -> Outcome:
+        """Some gradient is not finite, or their sum overflows: apply those that are, if any."""
+        kept = [
+            place
+            for place, gradient in enumerate(gradients)
+            if all_finite([grad for grad in gradient.grads if grad is not None])
+        ]
+        if 0 < len(kept) < len(tickets):
+            good = tuple(tickets[place] for place in kept)
+            fine = [gradients[place] for place in kept]
+            shares = self._average(good, fine, None if weights is None else tuple(weights[place] for place in kept))
+            if all_finite(self.learner.gradients()):
+                refused = tuple(ticket for ticket in tickets if ticket not in good)
+                return self._step(good, fine, shares)._replace(refused=refused)
+        self.learner.clear_gradients()
+        self.learner.skip()
+        return Outcome(None, None, tickets)
+
+    def _step(self, tickets: Sequence[Ticket], gradients: Sequence[_Gradient], shares: list[float]) -> Outcome:
+        learner = self.learner
         norm = learner.norm_for_clipping()
         read = [
             None if ticket.version == learner.version else gradient.read_buffers
@@ -143,14 +181,43 @@ class Kept(Strategy):
                 grad.add_(grad * grad * (now - then), alpha=self._compensation)
 
 
+def finds_nan_early(policy: Policy) -> bool:
+    """Whether every gradient is looked through when it arrives, not only its loss.
+
+    A synchronous round finds a bad gradient in the sum, which costs one look instead of one a worker, and applies
+    the others. A policy without rounds would have nothing left to apply, and is told at the arrival instead.
+    """
+    return policy.staleness_bound != 0 or bool(getattr(policy, "staleness_weights", False))
+
+
+def mean_scales(tickets: Sequence[Ticket], weights: tuple[float, ...] | None) -> tuple[list[float], float]:
+    """What to multiply each gradient with, and what to divide their sum by, for a mean weighted by samples.
+
+    In units of the first one's samples: batches of one size are added as they are, while others still compute.
+    """
+    first = tickets[0].samples
+    scales = [ticket.samples / first for ticket in tickets]
+    total = sum(scales)
+    return scales if weights is None else [scale * w for scale, w in zip(scales, weights, strict=True)], total
+
+
+def shares_of(tickets: Sequence[Ticket]) -> list[float]:
+    """The share of each ticket in the samples of all."""
+    total = sum(ticket.samples for ticket in tickets)
+    return [ticket.samples / total for ticket in tickets]
+
+
 def _scaled_sum(grads: list[Tensor | None], scales: list[float]) -> Tensor | None:
-    """Σ scale·grad over those that exist; a single unscaled one is passed on as it is."""
+    """Σ scale·grad over those that exist, none of which is changed; a single unscaled one is passed on as it is."""
     total: Tensor | None = None
+    ours = False  # whether `total` is a tensor of its own
     for grad, scale in zip(grads, scales, strict=True):
         if grad is None:
             continue
         if total is None:
-            total = grad if scale == 1.0 else grad * scale
+            ours = scale != 1.0
+            total = grad * scale if ours else grad
         else:
-            total = total.add_(grad, alpha=scale)
+            total = total.add_(grad, alpha=scale) if ours else total.add(grad, alpha=scale)
+            ours = True
     return total

@@ -33,6 +33,7 @@ class Outcome(NamedTuple):
     loss: float | None  # sample-weighted mean over the applied arrivals; None without gradients
     norm: float | None  # global norm of the averaged gradient before clipping, where it was computed
     refused: tuple[Ticket, ...] = ()  # turned out to hold NaN or Inf only now, and were left out
+    apply_s: float | None = None  # how long it took, where time is real
 
 
 class Engine(ABC):
@@ -75,6 +76,10 @@ class Engine(ABC):
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
         """Make the next version of these arrivals, summed in this order."""
 
+    def now(self, time: float) -> float:
+        """What time it is after `time`, when the last event was given. A simulated clock stands still meanwhile."""
+        return time
+
     @abstractmethod
     def set_timer(self, at: float, key: int) -> None:
         """Give a Timer event at that time."""
@@ -103,6 +108,16 @@ class Engine(ABC):
     @abstractmethod
     def parameter_bytes(self) -> int:
         """Size of one version of the parameters, which is also the size of a gradient."""
+
+    # ------------------------------------------------------------ checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Copies of everything a resumed run needs: the learner, and older versions that may still be started on."""
+        raise BadInput(f"the {self.name} engine keeps no checkpoints")
+
+    def restore(self, state: dict[str, Any], time: float) -> None:
+        """Continue from a state that `state` gave; it is `time` now. Called after open, before the first event."""
+        raise BadInput(f"the {self.name} engine keeps no checkpoints")
 
     @abstractmethod
     def close(self) -> None:

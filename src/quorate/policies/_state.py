@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from quorate.events import Ticket
+from quorate.events import Action, Apply, Cancel, Drop, SetTimer, Start, Ticket
+
+_ACTIONS = {kind.__name__: kind for kind in (Start, Apply, Drop, Cancel, SetTimer)}
 
 
 def pack(value: Any) -> Any:
@@ -34,3 +36,14 @@ def unpack(value: Any) -> Any:
             return deque((unpack(item) for item in value["deque"]), maxlen=value["maxlen"])
         return {unpack(key): unpack(item) for key, item in value["pairs"]}
     return value
+
+
+def pack_action(action: Action) -> list[Any]:
+    """A decision as JSON values."""
+    return [type(action).__name__, [pack(value) for value in action]]
+
+
+def unpack_action(packed: list[Any]) -> Action:
+    """The inverse of `pack_action`."""
+    kind, values = packed
+    return _ACTIONS[kind](*[unpack(value) for value in values])

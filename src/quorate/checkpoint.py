@@ -1,0 +1,348 @@
+"""Checkpoints of a run that survive a kill, a crash of the machine and a full disk.
+
+A checkpoint is a folder. It is written under a temporary name, brought to disk, and only then renamed; so a
+folder with a final name was once complete. Checksums tell whether it still is.
+
+    checkpoints/00000123/tensors.safetensors
+    checkpoints/00000123/state.json             everything else; tensors are named in it
+    checkpoints/00000123/manifest.json          sizes and checksums of the two
+    checkpoints/.writing-00000124-<pid>         being written
+    checkpoints/.replaced-00000123-<pid>        the old one, while a new one of the same version takes its place
+    checkpoints/.removing-00000100-<pid>        being deleted
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quorate._tensor_state import check_can_save, check_same_tensors, find_safetensors, pack, store, tensors_in, unpack
+from quorate.errors import BadInput, check_at_least
+
+__all__ = ["CHECKPOINTS", "BackgroundWriter", "CheckpointFolder", "Loaded", "check_can_save", "check_same_tensors"]
+
+CHECKPOINTS = "checkpoints"
+TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
+FILES = (TENSORS, STATE)
+SCHEMA = 1
+#: Two, so that there is one to fall back to when the disk damages the newest.
+KEPT = 2
+
+_WRITING, _REPLACED, _REMOVING = ".writing-", ".replaced-", ".removing-"
+_FINISHED = re.compile(r"(?:\.replaced-([0-9]{8,})-[0-9]+)|([0-9]{8,})")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A sound checkpoint, and a sentence for each newer one that was not."""
+
+    version: int
+    state: dict[str, Any]
+    damaged: tuple[str, ...]
+
+
+class _Damaged(Exception):  # noqa: N818
+    """A checkpoint is not as it was written: the message names the file and what is wrong with it."""
+
+
+class CheckpointFolder:
+    """The checkpoints of one run. Only one process may write them, and only one thread at a time."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder = run / CHECKPOINTS
+
+    def versions(self) -> list[int]:
+        """The versions that were once complete, oldest first; whether they still are, `load` finds out."""
+        return sorted(self._finished())
+
+    # ------------------------------------------------------------ writing
+
+    def save(self, version: int, state: dict[str, Any]) -> Path:
+        """Write a checkpoint; on return it is on disk. On an OSError all is as it was before.
+
+        Kept are this one and the one before it. A higher version, if there is one, goes: the run went back
+        behind it, because it was damaged or by choice, and `load` must not prefer it to what the run does now.
+        """
+        name = _name(check_at_least("version", version, 0))
+        packed, tensors = pack(state)
+        find_safetensors()
+        temporary, final = self.folder / f"{_WRITING}{name}-{os.getpid()}", self.folder / name
+        try:
+            _make_folders(temporary)
+            text = json.dumps(packed, allow_nan=False, ensure_ascii=False)
+            _write_bytes(temporary / STATE, text.encode("utf-8", "surrogatepass"))
+            store(temporary / TENSORS, tensors)
+            # safetensors makes its file private; the others have the mode that the user's umask asks for.
+            shutil.copymode(temporary / STATE, temporary / TENSORS)
+            _fsync(temporary / TENSORS)
+            _write_bytes(temporary / MANIFEST, _manifest(temporary, version))
+            _fsync(temporary)
+            self._publish(temporary, final)
+        except BaseException:
+            _remove_tree(temporary)
+            raise
+        self._remove_old(version)
+        return final
+
+    def _publish(self, temporary: Path, final: Path) -> None:
+        """Give a complete checkpoint its name; at every moment it or the one it replaces can be loaded."""
+        replaced = self.folder / f"{_REPLACED}{final.name}-{os.getpid()}"
+        if final.exists():
+            self._discard_replaced(final)  # of an earlier time; the name is needed
+            _rename(final, replaced)
+        try:
+            _rename(temporary, final)
+            _fsync(self.folder)
+        except OSError:
+            # What cannot be undone either does no harm: both folders are complete, and `load` knows both names.
+            with suppress(OSError):
+                _rename(final, temporary)
+            with suppress(OSError):
+                _rename(replaced, final)
+            raise
+        self._discard_replaced(final)
+
+    def _remove_old(self, newest: int) -> None:
+        finished = self._finished()
+        kept = sorted(version for version in finished if version <= newest)[-KEPT:]
+        for version in finished.keys() - kept:
+            self._discard(finished[version])
+
+    def _discard_replaced(self, final: Path) -> None:
+        for replaced in self.folder.glob(f"{_REPLACED}{final.name}-*"):
+            self._discard(replaced)
+
+    def _discard(self, checkpoint: Path) -> None:
+        """Delete a checkpoint, renamed first, so that half of one never looks like one.
+
+        Room that cannot be freed is no reason to call the checkpoint just written a failure; `sweep` tries again.
+        """
+        removing = checkpoint.with_name(f"{_REMOVING}{checkpoint.name}-{os.getpid()}")
+        _remove_tree(removing)
+        with suppress(OSError):
+            _rename(checkpoint, removing)
+            _remove_tree(removing)
+
+    def sweep(self) -> None:
+        """Remove what a killed writer left. For the start of a run: it would also take what is being written."""
+        for entry in self._entries():
+            if entry.name.startswith((_WRITING, _REMOVING)):
+                _remove_tree(entry)
+        for version, entry in self._finished().items():
+            if entry.name.startswith(_REPLACED):  # the kill came before the new one took its place
+                _rename(entry, self.folder / _name(version))
+        for entry in self._entries():
+            if entry.name.startswith(_REPLACED):
+                _remove_tree(entry)
+
+    # ------------------------------------------------------------ reading
+
+    def load(self) -> Loaded:
+        """The newest checkpoint that is as it was written. Its tensors are in main memory."""
+        finished = self._finished()
+        if not finished:
+            raise BadInput(f"the folder {str(self.folder)!r} holds no checkpoint")
+        find_safetensors()
+        damaged: list[str] = []
+        for version in sorted(finished, reverse=True):
+            try:
+                state = _read(finished[version], version)
+            except _Damaged as fault:
+                damaged.append(f"checkpoint {_name(version)} is damaged ({fault})")
+                continue
+            return Loaded(version, state, tuple(f"{one}; fell back to {_name(version)}" for one in damaged))
+        raise BadInput(f"the folder {str(self.folder)!r} holds no sound checkpoint: {'; '.join(damaged)}")
+
+    def _finished(self) -> dict[int, Path]:
+        """Where each version is. A replaced one counts as long as nothing has taken its place."""
+        found: dict[int, Path] = {}
+        for entry in self._entries():  # "." sorts before the digits, so a final name wins
+            match = _FINISHED.fullmatch(entry.name)
+            if match is not None and entry.is_dir():
+                version = int(match[1] or match[2])
+                if _name(version) == (match[1] or match[2]):
+                    found[version] = entry
+        return found
+
+    def _entries(self) -> list[Path]:
+        return sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+
+
+class BackgroundWriter:
+    """Writes one checkpoint at a time in a thread, so that training goes on meanwhile.
+
+    on_failure: gets a sentence when the disk refused a checkpoint; the run can go on without it.
+    on_saved: gets the version of each checkpoint that is on disk.
+    Both are called from the writing thread. What else goes wrong is raised by the next `submit` or `finish`.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        on_failure: Callable[[str], None],
+        on_saved: Callable[[int], None] | None = None,
+    ) -> None:
+        self._folder, self._on_failure, self._on_saved = folder, on_failure, on_saved
+        self._thread: threading.Thread | None = None
+        self._fault: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def submit(self, version: int, state: dict[str, Any]) -> None:
+        """Begin to write a checkpoint. Nobody may change the state any more: give copies."""
+        assert not self.busy, "one checkpoint at a time"
+        self.finish()
+        # Not a daemon: Python then waits at its end, instead of cutting the write off.
+        self._thread = threading.Thread(target=self._write, args=(version, state), name="checkpoint writer")
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint being written; after that no thread is left."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+
+    def _write(self, version: int, state: dict[str, Any]) -> None:
+        try:
+            try:
+                self._folder.save(version, state)
+            except OSError as fault:
+                self._on_failure(self._sentence(version, fault))
+            else:
+                if self._on_saved is not None:
+                    self._on_saved(version)
+        except BaseException as fault:
+            self._fault = fault
+
+    def _sentence(self, version: int, fault: OSError) -> str:
+        versions: list[int] = []
+        with suppress(OSError):  # a disk that cannot be written may not be readable either
+            versions = self._folder.versions()
+        last = f"the last one is version {versions[-1]}" if versions else "there is none before it"
+        return (
+            f"checkpoint of version {version} could not be written: {fault.strerror or fault}; training goes on, {last}"
+        )
+
+
+# ------------------------------------------------------------ steps of writing
+
+
+def _name(version: int) -> str:
+    return f"{version:08d}"
+
+
+def _make_folders(temporary: Path) -> None:
+    """An empty folder to write into. In a container every process may have the same number, hence the same name."""
+    folder = temporary.parent
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        _fsync(folder.parent)
+    _remove_tree(temporary)
+    temporary.mkdir()
+
+
+def _write_bytes(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+    _fsync(file)
+
+
+def _manifest(folder: Path, version: int) -> bytes:
+    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in FILES}
+    return json.dumps({"schema": SCHEMA, "version": version, "files": files}, indent=2).encode()
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    """Bring a file, or the names in a folder, from the memory of the kernel to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rename(old: Path, new: Path) -> None:
+    old.replace(new)
+
+
+def _remove_tree(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# ------------------------------------------------------------ steps of reading
+
+
+def _read(checkpoint: Path, version: int) -> dict[str, Any]:
+    """The state in a checkpoint, after everything about it was verified."""
+    with _blaming(MANIFEST):
+        manifest = json.loads(_content(checkpoint / MANIFEST))
+        _check_schema(checkpoint, manifest["schema"])
+        if manifest["version"] != version:
+            raise _Damaged(f"{MANIFEST}: it is of another version")
+        records = {name: (manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]) for name in FILES}
+    content = {name: _verified(checkpoint / name, *record) for name, record in records.items()}
+    with _blaming(TENSORS):
+        tensors = tensors_in(content[TENSORS])
+    with _blaming(STATE):
+        state = unpack(json.loads(content[STATE].decode("utf-8", "surrogatepass")), tensors)
+        if type(state) is not dict:
+            raise ValueError("the state must be a dict")
+    return state
+
+
+@contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    """Whatever goes wrong with what a file holds means that the file is damaged: bytes can be bad in any way."""
+    try:
+        yield
+    except (_Damaged, BadInput):
+        raise
+    except OSError as fault:
+        raise _Damaged(f"{name}: {fault.strerror or fault}") from fault
+    except Exception as fault:
+        raise _Damaged(f"{name}: it cannot be understood ({type(fault).__name__})") from fault
+
+
+def _check_schema(checkpoint: Path, schema: Any) -> None:
+    if type(schema) is not int or schema < SCHEMA:
+        raise _Damaged(f"{MANIFEST}: {schema!r} is no schema")
+    if schema > SCHEMA:  # not damaged, and to fall back would throw good work away
+        raise BadInput(
+            f"the checkpoint {str(checkpoint)!r} is of schema {schema}, but this release reads only {SCHEMA}; "
+            "use the release that wrote it"
+        )
+
+
+def _verified(file: Path, size: Any, sha256: Any) -> bytes:
+    with _blaming(file.name):
+        if file.is_file() and file.stat().st_size != size:
+            raise _Damaged(f"{file.name}: it has {file.stat().st_size} bytes instead of {size!r}")
+        content = _content(file)
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise _Damaged(f"{file.name}: its checksum differs")
+        return content
+
+
+def _content(file: Path) -> bytes:
+    if not file.is_file():
+        raise _Damaged(f"{file.name}: it is missing")
+    return file.read_bytes()

@@ -1,0 +1,75 @@
+"""BatchNorm statistics and other buffers of a model: what a forward pass does to them, and what a version has."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Buffers:
+    """BatchNorm statistics and the like. A forward pass changes them; the newest version has the average.
+
+    Float buffers are averaged over the kept arrivals, weighted by samples. Of a stale arrival it is the
+    change that counts. Whole numbers (how many batches were seen) go up as they do for one worker.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        buffers = list(model.buffers())
+        self._live = [buffer for buffer in buffers if buffer.is_floating_point()]
+        self._live_counters = [buffer for buffer in buffers if not buffer.is_floating_point()]
+        self._newest = [buffer.clone() for buffer in self._live]
+        self._newest_counters = [counter.clone() for counter in self._live_counters]
+        self.any = bool(buffers)
+
+    def after_forward(self) -> list[Tensor]:
+        """A copy of what the forward pass made of them; the model gets those of the newest version back."""
+        if not self.any:
+            return []
+        after = [buffer.clone() for buffer in (*self._live, *self._live_counters)]
+        self.reset()
+        return after
+
+    def newest(self) -> list[Tensor]:
+        """A copy of the newest version's."""
+        return [buffer.clone() for buffer in (*self._newest, *self._newest_counters)] if self.any else []
+
+    def load(self, buffers: list[Tensor]) -> None:
+        """Let the model see these."""
+        for live, given in zip((*self._live, *self._live_counters), buffers, strict=True):
+            live.copy_(given)
+
+    def reset(self) -> None:
+        """Let the model see the newest version's."""
+        for live, newest in zip(self._live, self._newest, strict=True):
+            live.copy_(newest)
+        for live, newest in zip(self._live_counters, self._newest_counters, strict=True):
+            live.copy_(newest)
+
+    def advance(
+        self, after: list[list[Tensor]], shares: list[float], read: list[list[Tensor] | None] | None = None
+    ) -> None:
+        """The next version's, from those after each arrival's forward; `read` has those a stale one began with."""
+        if not self.any:
+            return
+        newest = [*self._newest, *self._newest_counters]
+        if len(after) == 1 and (read is None or read[0] is None):
+            for now, only in zip(newest, after[0], strict=True):  # as it is: one worker equals a plain loop
+                now.copy_(only)
+        else:
+            began = [given or newest for given in (read or [None] * len(after))]
+            for place, now in enumerate(newest):
+                if now.dtype == torch.bool or now.is_complex():  # a mask, a table: no statistics
+                    now.copy_(after[-1][place])
+                    continue
+                changes = torch.stack([_change(a[place], b[place]) for a, b in zip(after, began, strict=True)])
+                if now.is_floating_point():
+                    weights = torch.tensor(shares, dtype=now.dtype, device=now.device)
+                    now.add_(torch.tensordot(weights, changes, dims=1))
+                else:
+                    now.add_(changes.amax(0))
+        self.reset()
+
+
+def _change(after: Tensor, before: Tensor) -> Tensor:
+    """after − before; nothing where they are equal, also where both are infinite, as in an attention mask."""
+    return torch.where(after == before, torch.zeros_like(after), after - before)

@@ -1,0 +1,280 @@
+"""The workers of a run: orders out, answers in, and new processes for those that are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import select
+import socket
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from time import monotonic, monotonic_ns
+
+from quorate.engines.local import messages
+from quorate.engines.local.limits import AnswerTimes
+from quorate.engines.local.memory import Control
+from quorate.engines.local.messages import Failed
+from quorate.engines.local.pool import Pool, how_it_ended, kill, process_state
+from quorate.engines.local.store import Block
+from quorate.engines.local.worker import STAGES, STARTING
+from quorate.errors import BadInput, WorkerFailed
+from quorate.events import Ticket
+
+#: A worker that fails so often without one answer in between ends the run; so does a batch that fails so often.
+FAILURES_ALLOWED = 3
+#: A batch whose workers are killed (which may be chance) so often ends the run.
+DEATHS_ALLOWED = 8
+_BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.1, 5.0
+_LOOK_EVERY_S = 0.1
+_UNANSWERED = 2  # orders a worker is sent; the second, so that it can go on at once when the first is over
+
+
+@dataclass
+class Order:
+    """A ticket that a worker was given and has not answered yet, with the blocks it uses."""
+
+    ticket: Ticket
+    version: Block
+    gradient: Block
+    packet: bytes
+    delay_s: float  # what it was told to wait before computing
+    cancelled: bool = False
+
+
+@dataclass
+class Seat:
+    """A worker, through all its lives."""
+
+    number: int
+    connection: socket.socket | None = None
+    pid: int = 0
+    ready: bool = False
+    orders: deque[Order] = field(default_factory=deque)  # not yet answered, oldest first
+    held: Order | None = None  # not sent yet, since the worker has not even noticed that two others are over
+    waiting_since: float = 0.0  # since when the oldest of them could have been answered
+    cpu_s: float = -1.0  # used when last looked at while it was late
+    failures: int = 0  # in a row
+    told: Failed | None = None  # what it said before it ended
+
+
+@dataclass
+class Loss:
+    """A worker is gone; these were its unanswered orders."""
+
+    worker: int
+    orders: list[Order]
+    was_ready: bool
+
+
+Happening = tuple[Order, messages.Answer] | Loss | int  # an answer; a loss; a worker that is ready
+
+
+class Crew:
+    """Talks to worker processes. Everything is driven by `wait`; nothing here runs in another thread."""
+
+    def __init__(self, workers: int, pool: Pool, control: Control) -> None:
+        self._pool, self._words = pool, control.words
+        self._seats = [Seat(number) for number in range(workers)]
+        self._poll = select.epoll() if hasattr(select, "epoll") else None
+        assert self._poll is not None, "the local engine needs Linux"
+        self._by_descriptor: dict[int, Seat] = {}
+        self._restarts: list[tuple[float, int]] = []
+        self._failed_batches: Counter[int] = Counter()
+        self._deaths_at: Counter[int] = Counter()
+        self._times = AnswerTimes()
+        self._look_at = 0.0
+
+    # ------------------------------------------------------------ orders
+
+    def start(self, worker: int) -> None:
+        """A new process for a worker."""
+        seat = self._seats[worker]
+        self._words[worker * Control.WORDS + Control.STAGE] = STARTING
+        seat.connection, seat.pid = self._pool.start(worker)
+        seat.connection.setblocking(False)
+        seat.ready, seat.told, seat.cpu_s = False, None, -1.0
+        self._by_descriptor[seat.connection.fileno()] = seat
+        assert self._poll is not None
+        self._poll.register(seat.connection, select.EPOLLIN)
+
+    def send(self, ticket: Ticket, version: Block, gradient: Block, next_batch: int, delay_s: float) -> Order:
+        seat = self._seats[ticket.worker]
+        work = messages.Work(
+            ticket.id, ticket.version, ticket.batch, version.number, gradient.number, next_batch, delay_s
+        )
+        order = Order(ticket, version, gradient, messages.pack_start(work), delay_s)
+        self._words[seat.number * Control.WORDS + Control.TICKET] = ticket.id
+        if len(seat.orders) < _UNANSWERED:
+            self._post(seat, order)
+        else:
+            seat.held = order
+        return order
+
+    def _post(self, seat: Seat, order: Order) -> None:
+        if not seat.orders:
+            seat.waiting_since, seat.cpu_s = monotonic() + order.delay_s, -1.0
+        seat.orders.append(order)
+        with contextlib.suppress(OSError):  # where it is gone, that will be heard
+            if seat.connection is not None:
+                seat.connection.send(order.packet)
+
+    def cancel(self, ticket: Ticket) -> Order | None:
+        """Let a worker know that its ticket is over; gives the order back if the worker never got it."""
+        base = ticket.worker * Control.WORDS
+        self._words[base + Control.CANCELLED_AT] = monotonic_ns()
+        self._words[base + Control.TICKET] = -1
+        seat = self._seats[ticket.worker]
+        if seat.held is not None and seat.held.ticket is ticket:
+            order, seat.held = seat.held, None
+            return order
+        for order in seat.orders:
+            if order.ticket is ticket:
+                order.cancelled = True
+        return None
+
+    # ------------------------------------------------------------ what happens
+
+    def wait(self, timeout_s: float | None) -> list[Happening]:
+        """What has happened, after waiting for something for at most so long."""
+        now = monotonic()
+        until = self._next_own_time(now)
+        if timeout_s is not None:
+            until = min(until, now + timeout_s)
+        assert self._poll is not None
+        happened: list[Happening] = []
+        for descriptor, _ in self._poll.poll(max(0.0, until - now)):
+            self._listen(self._by_descriptor[descriptor], happened)
+        now = monotonic()
+        while self._restarts and self._restarts[0][0] <= now:
+            self.start(heapq.heappop(self._restarts)[1])
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_EVERY_S
+            self._look_for_lost(now)
+        return happened
+
+    def _next_own_time(self, now: float) -> float:
+        """When to wake without being told anything."""
+        self._look_at = max(self._look_at, now) if self._look_at > now else now + _LOOK_EVERY_S
+        return min(self._look_at, self._restarts[0][0]) if self._restarts else self._look_at
+
+    def _listen(self, seat: Seat, happened: list[Happening]) -> None:
+        while seat.connection is not None:
+            try:
+                packet = seat.connection.recv(messages.PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                happened.append(self._lost(seat))
+                return
+            self._hear(seat, messages.unpack_answer(packet), happened)
+
+    def _hear(self, seat: Seat, answer: messages.Answer, happened: list[Happening]) -> None:
+        if answer is None:
+            seat.ready = True
+            happened.append(seat.number)
+            return
+        if isinstance(answer, Failed):
+            seat.told = answer
+            if answer.bad_input:
+                raise BadInput(answer.text)
+            return
+        order = seat.orders.popleft()
+        assert order.ticket.id == answer.ticket, "orders are answered one by one"
+        now = monotonic()
+        if not isinstance(answer, messages.Abandoned):
+            self._times.add(now - seat.waiting_since)
+            seat.failures = 0
+        seat.waiting_since, seat.cpu_s = now, -1.0
+        if seat.orders:
+            seat.waiting_since += seat.orders[0].delay_s
+        if seat.held is not None:
+            order_held, seat.held = seat.held, None
+            self._post(seat, order_held)
+        happened.append((order, answer))
+
+    # ------------------------------------------------------------ losses
+
+    def _lost(self, seat: Seat) -> Loss:
+        assert seat.connection is not None and self._poll is not None
+        self._poll.unregister(seat.connection)
+        del self._by_descriptor[seat.connection.fileno()]
+        seat.connection.close()
+        seat.connection = None
+        loss = Loss(seat.number, [*seat.orders, *([] if seat.held is None else [seat.held])], seat.ready)
+        seat.orders.clear()
+        seat.held = None
+        seat.ready = False
+        seat.failures += 1
+        self._judge(seat, loss)
+        wait_s = 0.0 if seat.failures == 1 else min(_LONGEST_BACK_OFF_S, _BACK_OFF_S * 2 ** (seat.failures - 2))
+        heapq.heappush(self._restarts, (monotonic() + wait_s, seat.number))
+        return loss
+
+    def _judge(self, seat: Seat, loss: Loss) -> None:
+        """End the run where another try would be no use."""
+        told = seat.told
+        if told is not None and told.batch >= 0:
+            self._failed_batches[told.batch] += 1
+            if self._failed_batches[told.batch] >= FAILURES_ALLOWED or seat.failures >= FAILURES_ALLOWED:
+                times = max(self._failed_batches[told.batch], seat.failures)
+                raise WorkerFailed(f"worker {seat.number} failed at batch {told.batch}, {_often(times)}:\n{told.text}")
+        elif not loss.was_ready and seat.failures >= FAILURES_ALLOWED:
+            ended = how_it_ended(self._pool.exit_status(seat.pid))
+            why = told.text if told is not None else f"its process {ended}"
+            raise WorkerFailed(f"worker {seat.number} cannot start, {_often(seat.failures)}:\n{why}")
+        elif told is None and loss.orders:
+            batch = loss.orders[0].ticket.batch
+            self._deaths_at[batch] += 1
+            if self._deaths_at[batch] >= DEATHS_ALLOWED:
+                ended = how_it_ended(self._pool.exit_status(seat.pid))
+                raise WorkerFailed(
+                    f"{self._deaths_at[batch]} workers died at batch {batch}; the last, worker {seat.number}, {ended}"
+                )
+
+    def _look_for_lost(self, now: float) -> None:
+        """End those who have not answered for too long; that they are gone is then heard as of any other."""
+        limits = self._times.limits()
+        for seat in self._seats:
+            if not seat.orders or now - seat.waiting_since < limits.stopped or seat.connection is None:
+                continue
+            late = now - seat.waiting_since
+            found = process_state(seat.pid)
+            if found is None:
+                continue
+            state, cpu_s = found
+            idle = cpu_s == seat.cpu_s
+            if not idle:
+                seat.cpu_s = cpu_s
+            stopped = state in "Tt"
+            if stopped or (idle and late > limits.silent) or late > limits.hanging:
+                kill(seat.pid)
+
+    def stage(self, worker: int) -> str:
+        """What a worker says that it does."""
+        return STAGES[self._words[worker * Control.WORDS + Control.STAGE]]
+
+    def pids(self) -> dict[int, int]:
+        """The process of each worker that has one."""
+        return {seat.number: seat.pid for seat in self._seats if seat.connection is not None}
+
+    def lose(self, worker: int) -> None:
+        """Kill a worker, as a script of faults says."""
+        if self._seats[worker].connection is not None:
+            kill(self._seats[worker].pid)
+
+    def close(self) -> None:
+        assert self._poll is not None
+        for seat in self._seats:
+            if seat.connection is not None:
+                self._words[seat.number * Control.WORDS + Control.TICKET] = -1
+                with contextlib.suppress(OSError):
+                    seat.connection.send(messages.STOP_PACKET)
+                seat.connection.close()
+                seat.connection = None
+        self._poll.close()
+
+
+def _often(times: int) -> str:
+    return "once" if times == 1 else f"{times} times"

@@ -1,0 +1,93 @@
+"""Weight gradients of linear layers written straight to where they are wanted.
+
+Autograd makes a new tensor for every gradient. For a big layer that means fresh pages from the system, filled with
+zeros, every time: three times the cost of the product itself, before anything is copied into shared memory. Here the
+product is written into the worker's block at once, by the very call that autograd would make, so to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+#: Smaller weights are quicker through autograd's own path and one copy.
+WORTH_IT_ELEMENTS = 1 << 16
+
+
+class DirectLinears:
+    """The linear layers of a model that write their weight's gradient themselves, while `target` says where."""
+
+    def __init__(self, model: nn.Module, params: list[nn.Parameter], check: Callable[[], None]) -> None:
+        uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+        places = {id(parameter): place for place, parameter in enumerate(params)}
+        self._check = check
+        self.places: set[int] = set()
+        self.written: set[int] = set()  # places whose gradient is there
+        self._views: list[Tensor] | None = None
+        for module in model.modules():
+            weight = module._parameters.get("weight")
+            if (
+                type(module) is nn.Linear
+                and weight is not None
+                and weight.numel() >= WORTH_IT_ELEMENTS
+                and weight.is_contiguous()
+                and id(weight) in places
+                and uses[id(weight)] == 1
+                and not weight._backward_hooks
+            ):
+                place = places[id(weight)]
+                self.places.add(place)
+                module.forward = partial(_forward, self, place, module)  # type: ignore[method-assign]
+
+    def begin(self, views: list[Tensor]) -> None:
+        """The backward pass that follows is the one whose gradients are wanted, here."""
+        self._views = views
+        self.written.clear()
+
+    def end(self) -> None:
+        self._views = None
+
+    def put(self, place: int, grad: Tensor, x: Tensor) -> bool:
+        """Write gradᵀ·x for one use of the weight; False if nobody wants it written."""
+        self._check()
+        if self._views is None or torch.is_grad_enabled():  # the user's own call of autograd, inside the loss
+            return False
+        view = self._views[place]
+        if place in self.written:
+            view.add_(grad.t().mm(x))
+        else:
+            torch.mm(grad.t(), x, out=view)
+            self.written.add(place)
+        return True
+
+
+def _forward(direct: DirectLinears, place: int, module: nn.Linear, x: Tensor) -> Tensor:
+    plain = x.dim() == 2 and x.dtype == module.weight.dtype and not torch.is_autocast_enabled(x.device.type)
+    if not plain or not torch.is_grad_enabled() or not module.weight.requires_grad:
+        return functional.linear(x, module.weight, module.bias)
+    result: Tensor = _Linear.apply(x, module.weight, module.bias, direct, place)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, direct: DirectLinears, place: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.direct, ctx.place = direct, place
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        grad: Tensor = grads[0]
+        x, weight = ctx.saved_tensors
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        for_weight = None
+        if wants_weight and not ctx.direct.put(ctx.place, grad, x):
+            for_weight = grad.t().mm(x)
+        return grad.mm(weight) if wants_x else None, for_weight, grad.sum(0) if wants_bias else None, None, None

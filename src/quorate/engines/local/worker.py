@@ -1,0 +1,162 @@
+"""A worker process: takes orders one by one, answers each, and notices when one is over."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import traceback
+from pathlib import Path
+from time import monotonic_ns, perf_counter
+from typing import Any
+
+import torch
+
+from quorate.engines._batches import Batches
+from quorate.engines.local import messages
+from quorate.engines.local.computing import Cancelled, Computer
+from quorate.engines.local.loading import Loader
+from quorate.engines.local.memory import Blocks, Control
+from quorate.engines.local.sending import import_main, read_description, read_task
+from quorate.errors import BadInput
+from quorate.ledger import Ledger
+
+IDLE, STARTING, LOADING, DELAYED, FORWARD, BACKWARD, SENDING = range(7)
+STAGES = ("waiting for work", "starting", "loading", "held back", "forward", "backward", "sending")
+
+#: Set in the workers: whoever starts a run there has forgotten `if __name__ == "__main__"`.
+in_worker_process = False
+
+
+def work(number: int, connection: socket.socket, blocks: int, words: int, job: int) -> int:
+    """The life of a worker; gives the exit status."""
+    global in_worker_process
+    in_worker_process = True
+    try:
+        worker = Worker(number, connection, read_description(job), blocks, words, job)
+    except Exception as error:
+        _tell_failure(connection, error, -1, -1)
+        return 1
+    try:
+        connection.send(messages.READY_PACKET)
+        return worker.serve()
+    except (ConnectionError, BrokenPipeError):
+        return 0  # the main process is gone
+
+
+def _tell_failure(connection: socket.socket, error: Exception, ticket: int, batch: int) -> None:
+    bad_input = isinstance(error, BadInput)
+    text = str(error) if bad_input else "".join(traceback.format_exception(error))
+    with contextlib.suppress(OSError):
+        connection.send(messages.pack_failed(ticket, batch, bad_input, text))
+
+
+class Worker:
+    """Serves orders until it is told to stop or the main process goes away."""
+
+    def __init__(
+        self, number: int, connection: socket.socket, description: dict[str, Any], blocks: int, words: int, job: int
+    ) -> None:
+        self._connection = connection
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+        self._control = Control(words, description["workers"])
+        self._words, self._base = self._control.words, number * Control.WORDS
+        self._ticket = -1
+        self._stage(STARTING)
+        torch.set_num_threads(description["threads"])
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        _prefer_to_be_killed()
+        device = torch.device(description["devices"][number % len(description["devices"])])
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        import_main(description["main"])
+        task = read_task(job, description)
+        seed = description["seed"]
+        ledger = Ledger(description["samples"], description["batch_size"], None, seed)
+        batches = Batches(task, ledger, seed, device)
+        self._loader = Loader(batches)
+        self._computer = Computer(
+            task,
+            batches,
+            Blocks(blocks, description["block_bytes"]),
+            seed=seed,
+            device=device,
+            wire=description["wire"],
+            look_through=description["look_through"],
+            check=self._check,
+        )
+        self._stage(IDLE)
+
+    def serve(self) -> int:
+        while True:
+            packet = self._connection.recv(messages.PACKET_BYTES)
+            order = messages.unpack_order(packet) if packet else None
+            if order is None:
+                return 0
+            try:
+                answer = self._carry_out(order)
+            except Cancelled:
+                since = (monotonic_ns() - self._words[self._base + Control.CANCELLED_AT]) * 1e-9
+                answer = messages.pack_abandoned(order.ticket, max(0.0, since))
+            except Exception as error:
+                _tell_failure(self._connection, error, order.ticket, order.batch)
+                return 1
+            self._send(answer)
+
+    def _send(self, answer: bytes) -> None:
+        self._stage(SENDING)
+        self._connection.send(answer)
+        self._stage(IDLE)
+
+    def _carry_out(self, order: messages.Work) -> bytes:
+        self._ticket = order.ticket
+        self._check()
+        started = perf_counter()
+        self._stage(LOADING)
+        batch = self._loader.get(order.batch)
+        loaded = perf_counter()
+        self._loader.expect(order.next_batch)
+        if order.delay_s > 0:
+            self._stage(DELAYED)
+            self._hold_back(order.delay_s)
+        self._check()
+        self._stage(FORWARD)
+        computer = self._computer
+        computer.look_at(order.version_block, order.version)
+        computed = computer.compute(batch, order.gradient_block, self._backward_begins)
+        if not computed.finite:
+            return messages.pack_refused(order.ticket)
+        compute_s = perf_counter() - loaded
+        done = messages.Done(order.ticket, computed.loss, loaded - started, compute_s, computed.some_missing)
+        return messages.pack_done(done)
+
+    def _backward_begins(self) -> None:
+        self._stage(BACKWARD)
+        self._check()
+
+    def _hold_back(self, seconds: float) -> None:
+        """Sleep, but wake when anything new is said: then this order is over."""
+        until = perf_counter() + seconds
+        while (left := until - perf_counter()) > 0:
+            # poll waits whole milliseconds; the last one is slept.
+            if self._poll.poll(int(left * 1000)) or self._over():
+                raise Cancelled
+            if left < 0.001:
+                select.select((), (), (), left)
+
+    def _over(self) -> bool:
+        return self._words[self._base + Control.TICKET] != self._ticket
+
+    def _check(self) -> None:
+        if self._words[self._base + Control.TICKET] != self._ticket:
+            raise Cancelled
+
+    def _stage(self, stage: int) -> None:
+        self._words[self._base + Control.STAGE] = stage
+
+
+def _prefer_to_be_killed() -> None:
+    """When memory runs out, the system should take a worker, which is replaced, not the main process."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")

@@ -1,0 +1,16 @@
+"""The local engine keeps the contract: real processes, and real processes that are held back."""
+
+from __future__ import annotations
+
+from quorate.engines import Local
+from tests.contract.suite import EngineContract
+
+
+class TestLocal(EngineContract):
+    def engine(self, workers: int) -> Local:
+        return Local(workers)
+
+
+class TestLocalUneven(EngineContract):
+    def engine(self, workers: int) -> Local:
+        return Local(workers, latency="shifted-exp:0.001,0.002*pauses:0.1,8")
