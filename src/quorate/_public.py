@@ -22,9 +22,10 @@ from quorate.policies import (
     make_policy,
 )
 from quorate.replaying import Replay, replay
+from quorate.running import VERSION, Progress, Result
 from quorate.task import Task, load_task
 from quorate.trace import Recorder, read_trace
-from quorate.training import VERSION, Progress, Result, train
+from quorate.training import Interrupted, resume, train
 
 __version__ = VERSION
 
@@ -40,6 +41,7 @@ __all__ = [
     "Fault",
     "Faults",
     "FullSync",
+    "Interrupted",
     "KBatchSync",
     "Latency",
     "Learning",
@@ -67,5 +69,6 @@ __all__ = [
     "parse_network",
     "read_trace",
     "replay",
+    "resume",
     "train",
 ]

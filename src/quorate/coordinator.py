@@ -33,10 +33,14 @@ from quorate.events import (
 from quorate.ledger import Ledger
 from quorate.policies import Policy
 from quorate.policies._state import pack, pack_action, unpack, unpack_action
+from quorate.stopping import Stop
 from quorate.trace import Recorder, Update
 
 #: Refused gradients in a row, per worker, after which a run counts as diverged.
 REFUSALS_PER_WORKER = 10
+
+#: Below the quorum, how often to look whether somebody wants the run to end.
+_LOOK_UP_S = 0.2
 
 LIMIT_REACHED, DATA_USED_UP = "limit reached", "data used up"
 
@@ -58,6 +62,7 @@ class Coordinator:
         after_update: AfterUpdate,
         patience_s: float,
         at_end: Callable[[float], None] | None = None,
+        stop: Stop | None = None,
     ) -> None:
         self._policy = policy.begin(workers)
         self._engine = engine
@@ -66,8 +71,9 @@ class Coordinator:
         self._after_update = after_update
         self._patience_s = patience_s
         self._at_end = at_end  # called when the run is over, before what is open is dropped
+        self._stop = stop
         self._workers = workers
-        self._time = 0.0
+        self.last_time = 0.0  # of the last event
         self._version = 0
         self._next_ticket = 0
         self._incarnations: dict[int, int] = {}
@@ -80,6 +86,7 @@ class Coordinator:
         self._over: str | None = None  # why the run is over
         self._left_over: list[Action] = []  # what the policy wanted when the run was over
         self._at_rest: Callable[[float], None] | None = None
+        self._end_at_rest: str | None = None
         self._engine_is_away = False  # while a resumed run catches up with what was lost
 
     @property
@@ -96,11 +103,15 @@ class Coordinator:
         """Go on until `after_update` ends the run or the ledger is finished; gives the time of the end."""
         engine, handle, pending, ledger = self._engine, self._policy.handle, self._pending, self._ledger
         flying, waiting, recorders = self._flying, self._waiting, self._recorders
-        time = self._time
+        time = self.last_time
         talking_to_itself = 0
         while not self._over and not (ledger.epochs is not None and ledger.finished):
-            if self._at_rest is not None and not pending:
+            if (self._at_rest is not None or self._end_at_rest is not None) and not pending:
+                if self._end_at_rest is not None:
+                    self._over = self._end_at_rest
+                    break
                 at_rest, self._at_rest = self._at_rest, None
+                assert at_rest is not None
                 at_rest(time)
             if pending:
                 event = pending.popleft()
@@ -108,12 +119,14 @@ class Coordinator:
                 if talking_to_itself > 4 * len(self._live) + 100:
                     raise self._stands_still()
             else:
-                upcoming = engine.next_event(self._give_up_at)
+                upcoming = engine.next_event(self._give_up_at if self._stop is None else self._look_up_at(time))
                 if upcoming is None:
+                    if self._stop is not None and self._may_wait_on(time):
+                        continue
                     raise self._why_nothing_happens(time)
                 event = upcoming
                 talking_to_itself = 0
-            time = event.time
+            self.last_time = time = event.time
             if type(event) is Arrived:  # here rather than in `_witness`: it is nearly every event
                 _, ticket, parts = event
                 if flying.get(ticket.worker) is not ticket:
@@ -128,13 +141,26 @@ class Coordinator:
                 actions = handle(heard) if heard is not None else []
             if actions:
                 time = self._carry_out(time, actions)
-        if self._at_end is not None and not pending:
-            self._at_end(time)
+        if self._at_end is not None and not pending and not any(isinstance(one, Apply) for one in self._left_over):
+            self._at_end(time)  # (an update decided but not made could not be made again from a checkpoint)
         self._end_open_tickets(time)
         engine.settle()
         return time
 
     # ------------------------------------------------------------ events
+
+    def _look_up_at(self, time: float) -> float | None:
+        """Until when to wait for an event. Below the quorum there may be none for long: look up for a signal."""
+        if self._give_up_at is None:
+            return None
+        return min(self._give_up_at, self._engine.now(time) + _LOOK_UP_S)
+
+    def _may_wait_on(self, time: float) -> bool:
+        assert self._stop is not None
+        if self._give_up_at is not None and self._stop.reason is not None:
+            self._over = self._stop.reason
+            return True
+        return self._give_up_at is not None and self._engine.now(time) < self._give_up_at
 
     def _why_nothing_happens(self, now: float) -> Exception:
         if self._give_up_at is None:
@@ -313,6 +339,10 @@ class Coordinator:
         """Call this with the time as soon as every decision made so far is carried out."""
         self._at_rest = callback
 
+    def end_at_rest(self, reason: str) -> None:
+        """End the run as soon as every decision made so far is carried out."""
+        self._end_at_rest = reason
+
     def state(self, time: float) -> dict[str, Any]:
         """Everything a resumed run needs of the protocol, as JSON values; only at rest or at the end."""
         return {
@@ -337,7 +367,7 @@ class Coordinator:
         """
         self._policy.restore(state["policy"])
         self._ledger.restore(state["ledger"])
-        self._time = time = state["time"]
+        self.last_time = time = state["time"]
         self._version, self._next_ticket = state["version"], state["next_ticket"]
         self._incarnations = unpack(state["incarnations"])
         self._live = dict.fromkeys(state["live"])

@@ -12,17 +12,18 @@ from typing import Any
 
 import torch
 
-from quorate.coordinator import LIMIT_REACHED
+from quorate.coordinator import DATA_USED_UP
 from quorate.engines._in_process import InProcessEngine
 from quorate.engines.base import Job, Outcome
 from quorate.errors import BadInput, ReplayMismatch
 from quorate.events import Abandoned, Arrived, Event, Refused, Ticket, Timer, WorkerJoined, WorkerLost
 from quorate.learner import Learning
 from quorate.ledger import Ledger
+from quorate.limits import Limits
 from quorate.policies import make_policy
+from quorate.running import Manner, Result, run
 from quorate.task import bind_task
 from quorate.trace import LineRecorder, parts_of, read_trace
-from quorate.training import Limits, Result, run
 
 #: What only a run with gradients knows.
 _LEARNED = ("loss", "norm")
@@ -188,11 +189,14 @@ class Comparison(LineRecorder):
 
     def _lines_to_match(self, path: Path) -> Iterator[dict[str, Any]]:
         for record in read_trace(path):
-            if record["event"] != "run" and (self._gradients or record["event"] != "evaluate"):
+            if record["event"] not in ("run", "resume") and (self._gradients or record["event"] != "evaluate"):
                 yield record
 
     def run(self, header: dict[str, Any]) -> None:
         pass  # describes the engine, which is another one here
+
+    def resumed(self, time: float, version: int, limits: dict[str, Any]) -> None:
+        pass  # what follows from it is in the trace, event by event
 
     def _write(self, line: str) -> None:
         self.lines += 1
@@ -233,6 +237,11 @@ def replay(path: str | Path, task: Any = None, *, gradients: bool | None = None,
     for record in read_trace(path):
         header = header or record
         end = record
+        if record["event"] == "resume" and record["epochs"] != header["epochs"]:
+            raise BadInput(
+                f"{str(path)!r} was resumed with {record['epochs']} epochs instead of {header['epochs']}: "
+                f"what was decided where the first ones ended cannot be decided again"
+            )
     missing = [key for key in _HEADER if key not in header] + [key for key in ("version", "reason") if key not in end]
     if missing:
         raise BadInput(f"{str(path)!r} is not a whole quorate trace: it does not say its {', '.join(missing)}")
@@ -258,11 +267,12 @@ def replay(path: str | Path, task: Any = None, *, gradients: bool | None = None,
         seed=header["seed"],
     )
     limits = Limits(
-        updates=end["version"] if end["reason"] == LIMIT_REACHED else None,
+        updates=None if end["reason"] == DATA_USED_UP else end["version"],
         epochs=header["epochs"],
         evaluate_every=header["evaluate_every"],
     )
     engine = Replayed(path, header, device or header["engine"].get("device") or "cpu")
     comparison = Comparison(path, gradients)
-    result = run(job, engine, limits, None, patience_s=math.inf, recorders=(comparison,))
+    manner = Manner(patience_s=math.inf, recorders=(comparison,), ending=end["reason"])
+    result = run(job, engine, limits, None, manner)
     return Replay(result, comparison.lines, gradients)

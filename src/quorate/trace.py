@@ -8,6 +8,8 @@ trace is one JSON object with the key "event"; the first is the header ("run"), 
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -83,6 +85,9 @@ class Recorder:
 
     def ended(self, time: float, version: int, reason: str, digest: str | None) -> None:
         """The run is over; tickets that were still open have been dropped."""
+
+    def resumed(self, time: float, version: int, limits: dict[str, Any]) -> None:
+        """The run goes on from a checkpoint; every worker of before is lost, which is told next."""
 
     def close(self) -> None:
         """Release what is held; also called when a run breaks off."""
@@ -167,29 +172,71 @@ class LineRecorder(Recorder):
         record = {"event": "evaluate", "time": time, "version": version, "measures": measures}
         self._write(json.dumps(record) + "\n")
 
+    def resumed(self, time: float, version: int, limits: dict[str, Any]) -> None:
+        self._write(json.dumps({"event": "resume", "time": time, "version": version, **limits}) + "\n")
+
     def ended(self, time: float, version: int, reason: str, digest: str | None) -> None:
         record = {"event": "end", "time": time, "version": version, "reason": reason, "digest": digest}
         self._write(json.dumps(record) + "\n")
 
 
 class TraceWriter(LineRecorder):
-    """Writes a trace to a new file."""
+    """Writes a trace to a new file, or goes on with one after its first `keep_bytes`.
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("x", encoding="utf-8")
+    A disk that is full does not end the run: what cannot be written is kept, and tried again later.
+    """
+
+    def __init__(self, path: Path, keep_bytes: int | None = None) -> None:
+        self._path = path
+        self._file = path.open("xb" if keep_bytes is None else "r+b", buffering=0)
+        self._written = keep_bytes or 0
+        if keep_bytes is not None:
+            self._file.truncate(keep_bytes)
+            self._file.seek(keep_bytes)
         self._lines: list[str] = []
+        self._flush_at = _FLUSH_LINES
+        self._warned = False
 
     def _write(self, line: str) -> None:
         lines = self._lines
         lines.append(line)
-        if len(lines) >= _FLUSH_LINES:
+        if len(lines) >= self._flush_at:
             self.flush()
 
     def flush(self) -> None:
         """Hand what is buffered to the operating system, so that others can read it."""
-        self._file.write("".join(self._lines))
+        try:
+            self.position()
+            self._flush_at = _FLUSH_LINES
+        except OSError as error:
+            self._flush_at = len(self._lines) + _FLUSH_LINES
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"the trace {str(self._path)!r} cannot be written ({error.strerror}); "
+                    f"training goes on, and what is missing will be written when there is room",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def position(self) -> int:
+        """Flush, and give the length of the file; raises OSError if that cannot be done."""
+        data = "".join(self._lines).encode()
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(self._written)  # no half line
+            self._file.seek(self._written)
+            raise
+        self._written += len(data)
         self._lines.clear()
-        self._file.flush()
+        return self._written
+
+    def sync(self) -> None:
+        """Wait until the disk has what was flushed."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         if not self._file.closed:
@@ -220,6 +267,17 @@ def read_trace(path: Path) -> Iterator[dict[str, Any]]:
         raise BadInput(f"trace {str(path)!r} is empty; give a trace that quorate wrote")
     if not ended:
         raise BadInput(f"trace {str(path)!r} is torn: it stops at line {number} without an end; its run broke off")
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The first record of a trace, which may be torn further on."""
+    path = path / TRACE_FILE if path.is_dir() else path
+    if not path.is_file():
+        raise BadInput(f"trace {str(path)!r} does not exist; give a {TRACE_FILE} or the folder of a run")
+    with path.open(encoding="utf-8", errors="replace") as file:
+        record = _parse(path, 1, file.readline())
+    _check_header(path, record)
+    return record
 
 
 def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -289,6 +347,9 @@ def feed(records: Iterable[dict[str, Any]], recorder: Recorder) -> None:
             recorder.timer(time, record["key"])
         elif event == "evaluate":
             recorder.evaluated(time, record["version"], record["measures"])
+        elif event == "resume":
+            limits = {key: record[key] for key in ("updates", "epochs", "until")}
+            recorder.resumed(time, record["version"], limits)
         elif event == "end":
             recorder.ended(time, record["version"], record["reason"], record["digest"])
         else:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from quorate.cli import _progress
-from quorate.training import Progress
+from quorate.running import Progress
 
 from .conftest import Quorate
 

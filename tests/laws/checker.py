@@ -50,7 +50,7 @@ class LawChecker(Recorder):
         self.incarnations[worker] += 1
 
     def arrived(self, time: float, ticket: Ticket, parts: Parts | None) -> None:
-        demand(self.flying.pop(ticket.worker, None) is ticket, "1: what arrives was in flight")
+        demand(self.flying.pop(ticket.worker, None) == ticket, "1: what arrives was in flight")
         self.arrived_tickets[ticket.id] = ticket
 
     def _end(self, ticket: Ticket) -> None:
@@ -58,23 +58,23 @@ class LawChecker(Recorder):
         self.ended_tickets.add(ticket.id)
 
     def dropped(self, time: float, ticket: Ticket, reason: str) -> None:
-        demand(self.arrived_tickets.pop(ticket.id, None) is ticket, "1: what is dropped had arrived")
+        demand(self.arrived_tickets.pop(ticket.id, None) == ticket, "1: what is dropped had arrived")
         demand(bool(reason), "a drop has a reason")
         self._end(ticket)
 
     def cancelled(self, time: float, ticket: Ticket, reason: str) -> None:
-        demand(self.flying.pop(ticket.worker, None) is ticket, "1: what is cancelled was in flight")
+        demand(self.flying.pop(ticket.worker, None) == ticket, "1: what is cancelled was in flight")
         self._end(ticket)
 
     def refused(self, time: float, ticket: Ticket) -> None:
-        demand(self.flying.pop(ticket.worker, None) is ticket, "1: what is refused was in flight")
+        demand(self.flying.pop(ticket.worker, None) == ticket, "1: what is refused was in flight")
         self._end(ticket)
         self.refusals[ticket.batch] += 1
         self.given_up += self.refusals[ticket.batch] == 3
 
     def lost(self, time: float, worker: int, tickets: tuple[Ticket, ...]) -> None:
         for ticket in tickets:
-            here = self.flying.pop(worker, None) is ticket or self.arrived_tickets.pop(ticket.id, None) is ticket
+            here = self.flying.pop(worker, None) == ticket or self.arrived_tickets.pop(ticket.id, None) == ticket
             demand(here, "1: what is lost was open")
             self._end(ticket)
 
@@ -90,7 +90,7 @@ class LawChecker(Recorder):
         demand(bool(reason), "an update has a reason")
         demand(weights is None or len(weights) == len(tickets), "3: a weight for each")
         for ticket in tickets:
-            demand(self.arrived_tickets.pop(ticket.id, None) is ticket, "1: what is applied had arrived")
+            demand(self.arrived_tickets.pop(ticket.id, None) == ticket, "1: what is applied had arrived")
             self._end(ticket)
             self.uses[ticket.batch] += 1
             demand(self.uses[ticket.batch] == 1, f"2: batch {ticket.batch} is applied once")

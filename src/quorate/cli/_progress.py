@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from quorate.training import Progress
+    from quorate.running import Progress
 
 REDRAW_S, LINE_S = 0.1, 5.0
 

@@ -19,7 +19,7 @@ from quorate.trace import TRACE_FILE, Recorder
 if TYPE_CHECKING:
     from quorate.conditions import Until
     from quorate.learner import Learning
-    from quorate.training import Result
+    from quorate.running import Result
 
 ENGINES = ("simulated",)
 DEFAULT_UPDATES = 1000

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from quorate.training import Result
+    from quorate.running import Result
 
 
 def print_json(value: Any) -> None:

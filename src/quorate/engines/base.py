@@ -42,6 +42,8 @@ class Engine(ABC):
     name: ClassVar[str]
     #: Names of the policies it can run.
     policies: ClassVar[frozenset[str]] = frozenset(POLICIES)
+    #: Whether `state` and `restore` can be called.
+    keeps_checkpoints: ClassVar[bool] = False
 
     workers: int
 

@@ -72,10 +72,10 @@ class Delayed(Policy):
         if worker in self._busy:
             self._stop(worker)
         for iteration, arrivals in self._arrivals.items():
-            kept = without(arrivals, tickets)
-            if len(kept) < len(arrivals):
-                self._next[worker] = min(self._next[worker], iteration)
-                self._arrivals[iteration] = kept
+            for ticket in arrivals:
+                if ticket.id in tickets:  # whoever brought it has to bring it again
+                    self._next[ticket.worker] = min(self._next[ticket.worker], iteration)
+            self._arrivals[iteration] = without(arrivals, tickets)
         if self._idle and tickets:  # its batches are back: as many of those without work can have them
             others = list(self._idle)[: len(tickets)]
             for other in others:

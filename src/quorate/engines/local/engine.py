@@ -46,6 +46,7 @@ class Local(Engine):
     """
 
     name = "local"
+    keeps_checkpoints = True
 
     def __init__(
         self,
@@ -147,10 +148,11 @@ class Local(Engine):
         return self._run.learner.nbytes
 
     def state(self) -> dict[str, Any]:
-        return self._run.updater.state()
+        return {**self._run.updater.state(), "steps": list(self._run.steps)}
 
     def restore(self, state: dict[str, Any], time: float) -> None:
         self._run.updater.restore(state)
+        self._run.steps[:] = state["steps"]
         self._run.set_clock(time)
 
     def processes(self) -> dict[int, int]:
@@ -196,7 +198,7 @@ class _Open:
         self._zero = monotonic()
         self.newest_time = 0.0
         self._draw = None if engine.latency is None else engine.latency.sampler(job.seed, engine.workers)
-        self._steps = [0] * engine.workers
+        self.steps = [0] * engine.workers
         self._last_version = [-1] * engine.workers
         self._repeats = [0] * engine.workers
         synchronous = job.policy.staleness_bound == 0
@@ -275,8 +277,8 @@ class _Open:
         if self._draw is None:
             return 0.0
         number, version = ticket.worker, ticket.version
-        step = self._steps[number]
-        self._steps[number] = step + 1
+        step = self.steps[number]
+        self.steps[number] = step + 1
         repeat = self._repeats[number] + 1 if self._last_version[number] == version else 0
         self._last_version[number], self._repeats[number] = version, repeat
         return self._draw(number, step, version + (repeat << 40), self.clock())

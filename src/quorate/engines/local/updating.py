@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from quorate.checkpoint import check_same_tensors
 from quorate.engines._buffers import Buffers
 from quorate.engines._kept import finds_nan_early, mean_scales, shares_of
 from quorate.engines.base import Job, Outcome
@@ -230,6 +231,7 @@ class Updater:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state that `state` gave."""
+        check_same_tensors(self._learner.model.state_dict(), state["learner"]["model"], "model")
         self._learner.restore(state["learner"])
         self._buffers = Buffers(self._learner.model)
         self._newest.set_buffers(self._buffers.newest())

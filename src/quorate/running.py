@@ -1,0 +1,358 @@
+"""One run from open to close: what training, resuming and replaying share."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quorate.checkpoint import BackgroundWriter, CheckpointFolder, check_can_save
+from quorate.coordinator import LIMIT_REACHED, Coordinator
+from quorate.engines.base import Engine, Job
+from quorate.errors import BadInput, QuorumLost, WorkerFailed
+from quorate.learner import digest
+from quorate.limits import Limits
+from quorate.metrics import Metrics
+from quorate.outfolder import OutFolder
+from quorate.stopping import Stop
+from quorate.trace import Recorder, TraceWriter
+
+DEFAULT_PATIENCE_S = 600.0
+
+try:
+    VERSION = version("quorate")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    VERSION = "0+unknown"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is; what a progress bar shows."""
+
+    updates: int
+    seconds: float
+    loss: float | None
+    drop_rate: float
+    share: float | None  # of the whole run, where that is known
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    metrics: Metrics
+    parameters: dict[str, Tensor]
+    averaged: dict[str, Tensor] | None = None
+    out: Path | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    stopped_by: str | None = None  # the signal that ended it early
+
+    @property
+    def digest(self) -> str | None:
+        """Fingerprint of the final parameters and buffers; None without gradients."""
+        return self.metrics.digest
+
+    @property
+    def evaluation(self) -> dict[str, float]:
+        """The task's measures of the last version."""
+        return self.metrics.evaluations[-1].measures if self.metrics.evaluations else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How a run is made, beyond what is run: none of it changes a decision."""
+
+    patience_s: float = DEFAULT_PATIENCE_S
+    on_progress: Callable[[Progress], None] | None = None
+    recorders: tuple[Recorder, ...] = ()
+    checkpoint_every: int | None = None  # updates; one is written at the end in any case, where the engine can
+    stop: Stop | None = None
+    ending: str = LIMIT_REACHED  # what the trace says when the updates are made
+
+
+def run(
+    job: Job,
+    engine: Engine,
+    limits: Limits,
+    folder: OutFolder | None,
+    manner: Manner,
+    state: dict[str, Any] | None = None,
+) -> Result:
+    """Open the engine, let the coordinator run, close. `state` is a checkpoint's, to continue from."""
+    metrics = Metrics()
+    watchers: list[Recorder] = [metrics, *manner.recorders]
+    with ExitStack() as to_close:
+        to_close.callback(engine.close)
+        to_close.callback(_close_all, watchers)
+        try:
+            engine.open(job)
+            result = _run(job, engine, limits, folder, manner, state, metrics, watchers, to_close)
+        except Exception as error:
+            if folder is not None and state is None and (isinstance(error, BadInput) or not metrics.updates):
+                _close_all(watchers)
+                folder.discard()  # a run that never got going is no run
+            raise
+    if folder is not None:
+        folder.finish(result.summary, result.parameters)
+    return result
+
+
+def _run(
+    job: Job,
+    engine: Engine,
+    limits: Limits,
+    folder: OutFolder | None,
+    manner: Manner,
+    state: dict[str, Any] | None,
+    metrics: Metrics,
+    watchers: list[Recorder],
+    to_close: ExitStack,
+) -> Result:
+    if state is not None:
+        engine.restore(state["engine"], state["protocol"]["time"])
+        torch.set_rng_state(state["rng"])
+    trace = None
+    if folder is not None:
+        trace = folder.make(watchers)
+        watchers.append(trace)
+    pace = _Pace(job, engine, limits, metrics, watchers, manner)
+    coordinator = Coordinator(
+        job.policy,
+        engine,
+        job.ledger,
+        watchers,
+        workers=engine.workers,
+        after_update=pace.after_update,
+        patience_s=manner.patience_s,
+        at_end=pace.at_end,
+        stop=manner.stop,
+    )
+    pace.coordinator = coordinator
+    if trace is not None and engine.keeps_checkpoints:
+        assert folder is not None
+        pace.checkpoints = Checkpoints(folder.path, trace, coordinator, engine, manner.checkpoint_every)
+        to_close.callback(pace.checkpoints.finish)
+    if state is None:
+        header = _header(job, engine, limits, pace.evaluate_every)
+        for watcher in watchers:
+            watcher.run(header)
+    else:
+        for watcher in watchers:
+            watcher.resumed(state["protocol"]["time"], state["protocol"]["version"], limits.options())
+        coordinator.resume(state["protocol"])
+    try:
+        with _no_garbage(job.task is None):
+            time = coordinator.run()
+    except (QuorumLost, WorkerFailed) as error:
+        if pace.checkpoints is not None:
+            error.add_note(pace.checkpoints.last_words(coordinator.last_time))
+        raise
+    pace.last_evaluation(coordinator.version, time)
+    parameters = engine.parameters()
+    for watcher in watchers:
+        watcher.ended(time, coordinator.version, coordinator.why_over, digest(parameters) if parameters else None)
+    return Result(
+        metrics=metrics,
+        parameters=parameters,
+        averaged=engine.averaged_parameters(),
+        out=None if folder is None else folder.path,
+        summary=metrics.summary(),
+        stopped_by=None if manner.stop is None or manner.stop.signal is None else manner.stop.signal.name,
+    )
+
+
+class Checkpoints:
+    """Writes checkpoints of a run beside it: the state is copied between two events, and written by a thread."""
+
+    def __init__(
+        self, out: Path, trace: TraceWriter, coordinator: Coordinator, engine: Engine, every: int | None
+    ) -> None:
+        self._coordinator, self._engine, self._trace, self._every = coordinator, engine, trace, every
+        self._writer = BackgroundWriter(_TracedFolder(out, trace), _warn)
+        if every is not None:
+            check_can_save(engine.state())  # rather now than after an hour
+        self._asked = False
+
+    def after_update(self, version: int) -> None:
+        """Take one soon, if it is time and the last one is written."""
+        self._asked = self._asked or (self._every is not None and version % self._every == 0)
+        if self._asked and not self._writer.busy:
+            self._asked = False
+            self._coordinator.call_at_rest(self.take)
+
+    def take(self, time: float) -> None:
+        """Copy everything as it is now; the copy is written while the run goes on."""
+        try:
+            position = self._trace.position()
+        except OSError as error:
+            _warn(
+                f"no checkpoint of version {self._coordinator.version}: the trace cannot be written ({error.strerror})"
+            )
+            return
+        state = {
+            "protocol": self._coordinator.state(time),
+            "engine": self._engine.state(),
+            "rng": torch.get_rng_state(),
+            "trace_bytes": position,
+        }
+        self._writer.submit(self._coordinator.version, state)
+
+    def take_last(self, time: float) -> None:
+        """One more at the end, complete before the run goes on to end."""
+        self._writer.finish()
+        self.take(time)
+        self._writer.finish()
+
+    def last_words(self, time: float) -> str:
+        """Save what there is of a run that cannot go on, and say where."""
+        self.take_last(time)
+        return f"(a checkpoint of version {self._coordinator.version} is there: go on with --resume)"
+
+    def finish(self) -> None:
+        self._writer.finish()
+
+
+class _TracedFolder(CheckpointFolder):
+    """Brings the trace to disk before a checkpoint that refers to it."""
+
+    def __init__(self, run: Path, trace: TraceWriter) -> None:
+        super().__init__(run)
+        self._trace = trace
+
+    def save(self, version: int, state: dict[str, Any]) -> Path:
+        self._trace.sync()
+        return super().save(version, state)
+
+
+def _close_all(watchers: list[Recorder]) -> None:
+    for watcher in watchers:
+        watcher.close()
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+
+
+@contextmanager
+def _no_garbage(sure: bool) -> Iterator[None]:
+    """Our own loop makes no reference cycles, so without a user's task there is nothing for the collector to find.
+
+    It would look all the same, again and again, at every ticket in flight: half the cost at 10,000 workers.
+    """
+    collecting = gc.isenabled()
+    if sure:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _header(job: Job, engine: Engine, limits: Limits, evaluate_every: int) -> dict[str, Any]:
+    return {
+        "quorate": VERSION,
+        "policy": {"name": job.policy.name, **job.policy.options()},
+        "engine": engine.describe(),
+        "task": None if job.task is None else job.task.name,
+        "workers": engine.workers,
+        "seed": job.seed,
+        "samples": job.ledger.samples,
+        "batch_size": job.ledger.batch_size,
+        "learning": job.learning.options(),
+        **limits.options(),
+        "evaluate_every": evaluate_every,
+        "parameter_bytes": engine.parameter_bytes(),
+    }
+
+
+class _Pace:
+    """What is done after each version: evaluate, report progress, see whether it is enough."""
+
+    def __init__(
+        self,
+        job: Job,
+        engine: Engine,
+        limits: Limits,
+        metrics: Metrics,
+        watchers: list[Recorder],
+        manner: Manner,
+    ) -> None:
+        self._engine, self._metrics, self._watchers, self._on_progress = (
+            engine,
+            metrics,
+            watchers,
+            manner.on_progress,
+        )
+        self._stop, self._ending = manner.stop, manner.ending
+        self.coordinator: Coordinator | None = None
+        self.checkpoints: Checkpoints | None = None
+        self._updates = limits.updates
+        self._until = limits.condition()
+        expected = limits.expected_updates(job.ledger, job.policy.begin(engine.workers).per_update)
+        self._expected = expected
+        self.evaluate_every = limits.evaluate_every or (max(1, expected // 100) if expected else 20)
+        self._evaluates = job.task is not None
+        self._evaluated_at = metrics.evaluations[-1].version if metrics.evaluations else -1
+
+    def after_update(self, version: int, time: float, loss: float | None) -> str | None:
+        over = version == self._updates
+        if self._evaluates and version % self.evaluate_every == 0:
+            self._evaluate(version, time)
+        if self._until is not None:
+            over = over or self._until.holds(self._values(version, time, loss))
+        if self._on_progress is not None:
+            self._on_progress(Progress(version, time, loss, self._metrics.drop_rate(), self._share(version)))
+        if over and self._ending == LIMIT_REACHED:
+            return self._ending
+        asked = None if self._stop is None else self._stop.reason
+        if over or asked is not None:
+            assert self.coordinator is not None
+            self.coordinator.end_at_rest(asked or self._ending)
+        elif self.checkpoints is not None:
+            self.checkpoints.after_update(version)
+        return None
+
+    def at_end(self, time: float) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.take_last(time)
+
+    def last_evaluation(self, version: int, time: float) -> None:
+        if self._evaluates and self._evaluated_at != version:
+            self._evaluate(version, time)
+
+    def _evaluate(self, version: int, time: float) -> None:
+        measures = self._engine.evaluate()
+        self._evaluated_at = version
+        if measures:
+            for watcher in self._watchers:
+                watcher.evaluated(time, version, measures)
+
+    def _values(self, version: int, time: float, loss: float | None) -> dict[str, float]:
+        values: dict[str, float] = {
+            "updates": version,
+            "seconds": time,
+            "samples": self._metrics.samples_applied,
+        }
+        if loss is not None:
+            values["loss"] = loss
+        if self._evaluated_at == version and self._metrics.evaluations:
+            values |= self._metrics.evaluations[-1].measures
+        return values
+
+    def _share(self, version: int) -> float | None:
+        if self._expected is not None:
+            return min(1.0, version / self._expected)
+        if self._until is not None and self._until.name == "updates":
+            return min(1.0, version / self._until.target)
+        if self._until is not None and self._until.name == "seconds":
+            return min(1.0, self._metrics.seconds / self._until.target)
+        return None
