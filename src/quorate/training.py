@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from quorate.learner import Learning
 from quorate.ledger import Ledger
 from quorate.limits import Limits
 from quorate.outfolder import OldFolder, OutFolder
-from quorate.policies import Policy, make_policy
+from quorate.policies import BackupSync, Policy, make_policy
 from quorate.running import DEFAULT_PATIENCE_S, Manner, Progress, Result, run
 from quorate.stopping import Stop
 from quorate.task import bind_task
@@ -26,7 +27,7 @@ from quorate.trace import Recorder, read_header
 def train(
     task: Any,
     policy: Policy,
-    engine: Engine,
+    engine: Engine | int | None = None,
     *,
     updates: int | None = None,
     epochs: int | None = None,
@@ -49,6 +50,7 @@ def train(
     It ends after `updates`, after `epochs`, or when `until` holds ("accuracy>=0.95"), whichever comes first;
     give at least one. `out` is a new folder for the trace, the summary and the parameters.
 
+    engine: a number means so many local worker processes; None, as many as the policy names, or one a core.
     samples: without a task, the size of the data whose epochs are counted (None: an endless stream).
     evaluate_every: updates between evaluations (by default some 100 in the run, and always the last).
     patience_s: how long the run may have fewer live workers than the policy needs before it gives up.
@@ -58,6 +60,7 @@ def train(
     Ctrl-C and SIGTERM end a run with real workers after the update under way, with a checkpoint where there is an
     `out`; `Interrupted` is raised then. A second one ends it at once.
     """
+    engine = _chosen_engine(engine, policy)
     limits = Limits(updates=updates, epochs=epochs, until=until, evaluate_every=evaluate_every)
     condition = limits.condition()
     if condition is not None and task is None:
@@ -191,6 +194,14 @@ def engine_of(description: dict[str, Any], workers: int) -> Engine:
         raise BadInput(f"a run of the {description['name']} engine has no checkpoints to go on from")
     names = ("threads", "device", "latency", "faults", "wire")
     return Local(workers, **{name: description[name] for name in names})
+
+
+def _chosen_engine(engine: Engine | int | None, policy: Policy) -> Engine:
+    if isinstance(engine, Engine):
+        return engine
+    if engine is None:
+        engine = policy.quorum + policy.backups if isinstance(policy, BackupSync) else len(os.sched_getaffinity(0))
+    return Local(engine)
 
 
 def _check_patience(patience_s: float) -> None:

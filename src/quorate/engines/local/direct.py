@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 #: Smaller weights are quicker through autograd's own path and one copy.
-WORTH_IT_ELEMENTS = 1 << 16
+WORTH_IT_ELEMENTS = 1 << 17
 
 
 class DirectLinears:

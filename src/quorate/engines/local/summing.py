@@ -19,8 +19,8 @@ from torch import Tensor
 from quorate.engines.local.memory import BlockLayout
 from quorate.flat import Flat
 
-#: Elements of a piece: with one of a gradient beside it, it fits a second-level cache.
-PIECE = 1 << 16
+#: Elements of a piece: measured, as few calls as keep it and one of a gradient in the cache.
+PIECE = 1 << 18
 #: Fewer pieces than this are not worth waking a thread.
 _FEW = 4
 
