@@ -26,7 +26,9 @@ def mlp() -> nn.Module:
 
 
 def batch_norm_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    """Two of them, so that their statistics and their counters do not simply follow each other."""
+    norms = nn.BatchNorm1d(16), nn.BatchNorm1d(12)
+    return nn.Sequential(nn.Linear(6, 16), norms[0], nn.ReLU(), nn.Linear(16, 12), norms[1], nn.Linear(12, 3))
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:

@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+from itertools import pairwise
 
 import torch
 
@@ -30,7 +31,7 @@ class _Times(quorate.Recorder):
 
     def update_ms(self) -> float:
         times = self.at[WARM_UP:]
-        return statistics.median(b - a for a, b in zip(times, times[1:], strict=False)) * 1e3
+        return statistics.median(b - a for a, b in pairwise(times)) * 1e3
 
 
 def local(task: object, workers: int, device: str, updates: int, policy: quorate.Policy | None = None) -> _Times:

@@ -6,17 +6,13 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
+from quorate.cli._signals import INTERRUPTED, TERMINATED, Stopped, Terminated, sigterm_raises
+from quorate.cli._warnings import warnings_are_lines
 from quorate.errors import BadInput, QuorateError
-
-INTERRUPTED = 130  # what a shell expects of a program that Ctrl-C ended
-
-
-class Stopped(Exception):  # noqa: N818 - the user's wish, not an error
-    """Ctrl-C while a run went on; the message says what is left of it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and give its exit status: 0 fine, 1 the run broke off, 2 bad input, 130 Ctrl-C.
+    """Run one command and give its exit status: 0 fine, 1 the run broke off, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
 
     An exception in the user's own task is not caught: its traceback is what they need.
     """
@@ -35,11 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usage_error = cast(type[Exception], typer.BadParameter.__bases__[0])
     command = typer.main.get_command(app)
     try:
-        status = command.main(args=arguments, prog_name="quorate", standalone_mode=False)
+        with sigterm_raises(), warnings_are_lines():
+            status = command.main(args=arguments, prog_name="quorate", standalone_mode=False)
     except QuorateError as error:
-        return _say(f"error: {error}", 2 if isinstance(error, BadInput) else 1)
+        return _say("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), _status(error))
     except Stopped as stopped:
-        return _say(str(stopped), INTERRUPTED)
+        return _say(str(stopped), stopped.status)
+    except Terminated:
+        return _say("stopped", TERMINATED)
     except (KeyboardInterrupt, typer.Abort):
         return _say("stopped", INTERRUPTED)
     except usage_error as error:
@@ -47,6 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if status == INTERRUPTED:
         return _say("stopped", INTERRUPTED)
     return status if isinstance(status, int) else 0
+
+
+def _status(error: QuorateError) -> int:
+    return 2 if isinstance(error, BadInput) else 1
 
 
 def _usage(error: Exception) -> str:

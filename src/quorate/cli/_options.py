@@ -24,15 +24,30 @@ def option(panel: str, text: str, *flags: str, **rest: Any) -> Any:
     return typer.Option(*flags, help=text, rich_help_panel=panel, **rest)
 
 
+# ---------------------------------------------------------------- what is trained
+
+
 @dataclass(frozen=True, kw_only=True)
-class SubjectOptions:
-    """What is trained, or only timed."""
+class TaskOptions:
+    """What is trained."""
 
     task: Annotated[
         str, option(SUBJECT, "A ready task (digits), file.py:Class or package.module:Class.", metavar="TASK")
     ] = "digits"
     batch_size: Annotated[int | None, option(SUBJECT, "Samples in a worker's batch.", show_default="the task's")] = None
-    seed: Annotated[int, option(SUBJECT, "Equal seeds, equal runs.")] = 0
+    seed: Annotated[
+        int, option(SUBJECT, "Draws parameters, order of samples and delays; equal seeds, equal simulated runs.")
+    ] = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**63:
+            raise BadInput(f"seed is {self.seed}, but it must be at least 0 and below 2^63")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectOptions(TaskOptions):
+    """What is trained, or only timed."""
+
     no_gradients: Annotated[
         bool, option(SUBJECT, "Compute times, staleness, drops and bytes only.", "--no-gradients")
     ] = False
@@ -41,8 +56,7 @@ class SubjectOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise BadInput(f"seed is {self.seed}, but it must be at least 0 and below 2^63")
+        super().__post_init__()
         if self.model_bytes is not None and not self.no_gradients:
             raise BadInput(
                 f"--model-bytes {self.model_bytes} was given, but the task's model has a size of its own; "
@@ -52,34 +66,42 @@ class SubjectOptions:
             raise BadInput(f"model_bytes is {self.model_bytes}, but a size cannot be negative")
 
 
-WorkersOption = Annotated[
-    str, option(CLUSTER, "N+b: a quorum of N and b backups, N+b workers in all; or N.", metavar="N+b")
+# ---------------------------------------------------------------- the cluster
+
+_N_PLUS_B = "N+b: a quorum of N and b backups, N+b workers in all; or N."
+_MODELS = (
+    "e.g. constant:0.05, shifted-exp:0.05,0.025, pareto:0.05,1.5, chen2016, trace:RUN; "
+    "modifiers follow after *, e.g. lognormal:0.05,0.4*slow:3=4."
+)
+
+WorkersOption = Annotated[str, option(CLUSTER, _N_PLUS_B, metavar="N+b")]
+WireOption = Annotated[
+    str | None,
+    option(
+        CLUSTER,
+        "Gradients on their way: as they are, or as bf16, half the bytes. (real workers)",
+        show_default="fp32",
+        metavar="fp32|bf16",
+    ),
+]
+NetworkOption = Annotated[
+    str | None,
+    option(
+        CLUSTER,
+        "Communication, e.g. bandwidth=1Gbps,latency=0.5ms,server=10Gbps. (simulated workers)",
+        show_default="free",
+        metavar="LINKS",
+    ),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """How many workers there are and how they behave."""
+    """How many simulated workers there are and how they behave."""
 
     workers: WorkersOption = "8"
-    latency: Annotated[
-        str,
-        option(
-            CLUSTER,
-            "How long a ticket takes, e.g. constant:0.05, shifted-exp:0.05,0.025, pareto:0.05,1.5, chen2016, "
-            "trace:RUN; modifiers follow after *, e.g. lognormal:0.05,0.4*slow:3=4.",
-            metavar="MODEL",
-        ),
-    ] = DEFAULT_LATENCY
-    network: Annotated[
-        str | None,
-        option(
-            CLUSTER,
-            "Communication, e.g. bandwidth=1Gbps,latency=0.5ms,server=10Gbps.",
-            show_default="free",
-            metavar="LINKS",
-        ),
-    ] = None
+    latency: Annotated[str, option(CLUSTER, f"How long a ticket takes, {_MODELS}", metavar="MODEL")] = DEFAULT_LATENCY
+    network: NetworkOption = None
     faults: Annotated[
         str | None,
         option(
@@ -90,6 +112,45 @@ class ClusterOptions:
         ),
     ] = None
     patience: Annotated[float, option(CLUSTER, "Virtual seconds to wait for workers when too few are alive.")] = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    """How many worker processes there are on this machine, and what is done to them."""
+
+    workers: Annotated[str | None, option(CLUSTER, _N_PLUS_B, show_default="one a core", metavar="N+b")] = None
+    threads: Annotated[int, option(CLUSTER, "Threads of torch in each worker.", min=1)] = 1
+    device: Annotated[
+        str, option(CLUSTER, "Where workers compute: cpu, cuda (all GPUs in turn) or one such as cuda:1.")
+    ] = "cpu"
+    wire: WireOption = None
+    latency: Annotated[
+        str | None,
+        option(CLUSTER, f"An artificial delay before each ticket, {_MODELS}", show_default="none", metavar="MODEL"),
+    ] = None
+    faults: Annotated[
+        str | None,
+        option(
+            CLUSTER,
+            "Workers to kill, e.g. 'lose:3@2' (worker 3 after 2 s); they come back by themselves.",
+            show_default="none",
+            metavar="SCRIPT",
+        ),
+    ] = None
+    patience: Annotated[float, option(CLUSTER, "Seconds to wait for workers when too few are alive.")] = 600.0
+
+
+# ---------------------------------------------------------------- the policy
+
+PolicyOption = Annotated[
+    str | None,
+    option(
+        POLICY,
+        "backup, full-sync, async, softsync, bounded, k-batch, delayed or deadline.",
+        show_default="backup for N+b, else full-sync",
+        metavar="NAME",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +192,18 @@ class PolicyOptions:
         return {name: value for name, value in found.items() if value is not None and value is not False}
 
 
+# ---------------------------------------------------------------- the end and the update
+
+
 @dataclass(frozen=True, kw_only=True)
 class EndOptions:
     """When a run is over: whichever comes first."""
 
-    updates: Annotated[int | None, option(END, "End after so many updates.", show_default="1000 without gradients")] = (
-        None
-    )
-    epochs: Annotated[int | None, option(END, "End after so many epochs.", show_default="5 with gradients")] = None
+    updates: Annotated[
+        int | None,
+        option(END, "End after so many updates.", show_default="1000 for a stream or without gradients"),
+    ] = None
+    epochs: Annotated[int | None, option(END, "End after so many epochs.", show_default="otherwise 5")] = None
     until: Annotated[
         str | None, option(END, "End when this holds, e.g. 'accuracy>=0.95' or 'seconds>=60'.", metavar="CONDITION")
     ] = None
@@ -146,8 +211,8 @@ class EndOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateOptions:
-    """How gradients become an update; all of it needs gradients."""
+class LearningOptions:
+    """How gradients become an update, and how often it is looked at."""
 
     clip_norm: Annotated[float | None, option(UPDATE, "Clip the averaged gradient to this global norm.")] = None
     ema: Annotated[
@@ -157,6 +222,16 @@ class UpdateOptions:
     evaluate_every: Annotated[
         int | None, option(UPDATE, "Updates between evaluations.", show_default="some 100 in a run")
     ] = None
+
+    def given(self) -> list[str]:
+        """The names of the options that were given."""
+        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateOptions(LearningOptions):
+    """The same, and where a simulation computes; all of it needs gradients."""
+
     device: Annotated[
         str | None, option(UPDATE, "Where gradients are computed: cpu, cuda, cuda:1.", show_default="cpu")
     ] = None
@@ -164,15 +239,14 @@ class UpdateOptions:
         bool | None,
         option(
             UPDATE,
-            "Compute a synchronous round as one big batch, or worker by worker.",
+            "Compute a synchronous round as one big batch, or worker by worker. (simulated workers)",
             "--together/--apart",
             show_default="together on a GPU",
         ),
     ] = None
 
-    def given(self) -> list[str]:
-        """The names of the options that were given."""
-        return [field.name for field in fields(self) if getattr(self, field.name) is not None]
+
+# ---------------------------------------------------------------- output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,10 +255,10 @@ class OutputOptions:
 
     json: Annotated[bool, option(OUTPUT, "Print one JSON object on stdout, nothing else.", "--json")] = False
     quiet: Annotated[bool, option(OUTPUT, "No progress on stderr.", "--quiet", "-q")] = False
-    threads: Annotated[
-        int, option(OUTPUT, "Threads of torch; small models gain nothing from more than one.", min=1)
-    ] = 1
 
 
+ThreadsOption = Annotated[
+    int, option(OUTPUT, "Threads of torch (in each worker); small models gain nothing from more than one.", min=1)
+]
 OutFolderOption = Annotated[Path | None, option(OUTPUT, "A new folder for what is recorded.", metavar="FOLDER")]
 FigureOption = Annotated[Path | None, option(OUTPUT, "Draw the comparison into this file.", metavar="FILE.png")]

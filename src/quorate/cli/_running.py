@@ -1,27 +1,28 @@
-"""From options to a run: what `simulate`, `compare` and `demo` share."""
+"""From options to a run: what the commands that train share."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quorate.cli import Stopped
-from quorate.cli._options import ClusterOptions, EndOptions, SubjectOptions, UpdateOptions
-from quorate.cli._policies import Workers, parse_workers, shown
-from quorate.cli._progress import Reporter
-from quorate.errors import BadInput, unknown_name
+from quorate.cli._engines import Processes, Simulation
+from quorate.cli._options import EndOptions, LearningOptions, SubjectOptions, TaskOptions
+from quorate.cli._policies import Workers, shown
+from quorate.cli._progress import Reporter, Starting
+from quorate.cli._stopping import telling_what_is_left
+from quorate.errors import BadInput
 from quorate.policies import Policy
-from quorate.trace import TRACE_FILE, Recorder
+from quorate.trace import Recorder
 
 if TYPE_CHECKING:
     from quorate.conditions import Until
     from quorate.learner import Learning
     from quorate.running import Result
 
-ENGINES = ("simulated",)
 DEFAULT_UPDATES = 1000
 READY_TASK_WITH_EPOCHS = "digits"
 
@@ -31,7 +32,8 @@ class Plan:
     """What all runs of a command have in common."""
 
     workers: Workers
-    cluster: ClusterOptions
+    place: Processes | Simulation
+    patience: float
     seed: int
     task: str | None  # None: no gradients
     samples: int | None
@@ -41,7 +43,7 @@ class Plan:
     epochs: int | None
     until: Until | None
     learning: Learning
-    update: UpdateOptions
+    evaluate_every: int | None
 
     def run(
         self,
@@ -51,23 +53,16 @@ class Plan:
         *,
         task: str | None = None,
         out: Path | None = None,
-        together: bool | None = None,
+        checkpoint_every: int | None = None,
         recorders: tuple[Recorder, ...] = (),
     ) -> Result:
-        """One run; `task` replaces the plan's. Ctrl-C ends it with a sentence that says what is left."""
+        """One run; `task` replaces the plan's. A signal ends it with a sentence that says what is left."""
         import quorate
 
-        engine = quorate.Simulated(
-            self.workers.total,
-            self.cluster.latency,
-            network=self.cluster.network,
-            faults=self.cluster.faults,
-            device=self.update.device or "cpu",
-            together=together,
-            model_bytes=self.model_bytes,
-        )
-        reporter.begin(label)
-        try:
+        workers = self.workers.total
+        engine = self.place.engine(workers, policy, self.model_bytes)
+        reporter.begin(label, real_workers=workers if self.place.real else None)
+        with telling_what_is_left(label, reporter, out):
             return quorate.train(
                 self.task if task is None else task,
                 policy,
@@ -80,22 +75,28 @@ class Plan:
                 batch_size=self.batch_size,
                 samples=self.samples,
                 learning=self.learning,
-                evaluate_every=self.update.evaluate_every,
-                patience_s=self.cluster.patience,
+                evaluate_every=self.evaluate_every,
+                patience_s=self.patience,
+                checkpoint_every=checkpoint_every,
                 on_progress=reporter,
-                recorders=recorders,
+                recorders=(*recorders, Starting(reporter)),
             )
-        except KeyboardInterrupt:
-            raise Stopped(_what_is_left(label, reporter, out)) from None
 
 
-def make_plan(subject: SubjectOptions, cluster: ClusterOptions, end: EndOptions, update: UpdateOptions) -> Plan:
+def make_plan(
+    subject: TaskOptions,
+    workers: Workers,
+    place: Processes | Simulation,
+    patience: float,
+    end: EndOptions,
+    update: LearningOptions,
+) -> Plan:
     """Read and check what the options say."""
     from quorate.conditions import parse_until
     from quorate.learner import Learning
 
-    workers = parse_workers(cluster.workers)
-    if subject.no_gradients:
+    only_timed = subject if isinstance(subject, SubjectOptions) and subject.no_gradients else None
+    if only_timed is not None:
         for name in update.given():
             raise BadInput(
                 f"{shown(name, getattr(update, name))} was given, but it needs gradients; "
@@ -103,27 +104,28 @@ def make_plan(subject: SubjectOptions, cluster: ClusterOptions, end: EndOptions,
             )
     until = None if end.until is None else parse_until(end.until)
     learning = Learning(clip_norm=update.clip_norm, ema=update.ema, delay_compensation=update.delay_compensation)
-    updates, epochs = _end(subject, end)
+    updates, epochs = _end(subject, end, only_timed is not None)
     common: dict[str, Any] = {
         "workers": workers,
-        "cluster": cluster,
+        "place": place,
+        "patience": patience,
         "seed": subject.seed,
         "updates": updates,
         "epochs": epochs,
         "until": until,
         "learning": learning,
-        "update": update,
+        "evaluate_every": update.evaluate_every,
     }
-    if not subject.no_gradients:
+    if only_timed is None:
         return Plan(task=subject.task, batch_size=subject.batch_size, samples=None, model_bytes=None, **common)
-    return Plan(task=None, **_sizes(subject, epochs), **common)
+    return Plan(task=None, **_sizes(only_timed, epochs), **common)
 
 
-def _end(subject: SubjectOptions, end: EndOptions) -> tuple[int | None, int | None]:
+def _end(subject: TaskOptions, end: EndOptions, only_timed: bool) -> tuple[int | None, int | None]:
     """Updates and epochs; by default a few epochs, or where there are none, some updates."""
     if end.updates is not None or end.epochs is not None or end.until is not None:
         return end.updates, end.epochs
-    if subject.no_gradients:
+    if only_timed:
         return DEFAULT_UPDATES, None
     if subject.task != READY_TASK_WITH_EPOCHS:
         from quorate.task import bind_task
@@ -154,29 +156,18 @@ def _sizes(subject: SubjectOptions, epochs: int | None) -> dict[str, Any]:
     return {"samples": samples, "batch_size": bound.batch_size, "model_bytes": model_bytes}
 
 
-def check_engine(name: str) -> None:
-    if name not in ENGINES:
-        raise unknown_name("engine", name, ENGINES)
-
-
 @contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """So many threads inside torch, until the block ends."""
+def at_work(threads: int) -> Iterator[None]:
+    """So many threads inside torch, until the block ends; what a task prints goes to stderr, as that of workers does.
+
+    Stdout is for the result alone.
+    """
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(threads)
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         torch.set_num_threads(before)
-
-
-def _what_is_left(label: str, reporter: Reporter, out: Path | None) -> str:
-    last = reporter.last
-    where = "before the first update" if last is None else f"at update {last.updates:,} ({last.seconds:.4g} s virtual)"
-    kept = "nothing was recorded, since there was no --out"
-    if out is not None:
-        trace = out / TRACE_FILE
-        kept = f"the trace so far is in {str(trace)!r}" if trace.exists() else "nothing was written"
-    return f"stopped {label} {where}; {kept}"

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
+from quorate.cli._engines import Simulation
 from quorate.cli._grouping import grouped
 from quorate.cli._options import (
-    POLICY,
     ClusterOptions,
     EndOptions,
     OutFolderOption,
     OutputOptions,
+    PolicyOption,
     PolicyOptions,
     SubjectOptions,
+    ThreadsOption,
     UpdateOptions,
-    option,
 )
 from quorate.cli._policies import choose_policy, label, parse_workers
 from quorate.cli._progress import reporter
-from quorate.cli._running import make_plan, torch_threads
+from quorate.cli._running import at_work, make_plan
 from quorate.cli._show import print_json, print_summary
 
 
@@ -27,19 +26,12 @@ def simulate(
     *,
     subject: SubjectOptions,
     cluster: ClusterOptions,
-    policy: Annotated[
-        str | None,
-        option(
-            POLICY,
-            "backup, full-sync, async, softsync, bounded, k-batch, delayed or deadline.",
-            show_default="backup for N+b, else full-sync",
-            metavar="NAME",
-        ),
-    ] = None,
+    policy: PolicyOption = None,
     options: PolicyOptions,
     end: EndOptions,
     update: UpdateOptions,
     output: OutputOptions,
+    threads: ThreadsOption = 1,
     out: OutFolderOption = None,
 ) -> None:
     """Train a task on simulated workers, in virtual time.
@@ -48,10 +40,17 @@ def simulate(
     """
     workers = parse_workers(cluster.workers)
     chosen = choose_policy(policy, workers, options.given())
-    plan = make_plan(subject, cluster, end, update)
+    place = Simulation(
+        latency=cluster.latency,
+        network=cluster.network,
+        faults=cluster.faults,
+        device=update.device,
+        together=update.together,
+    )
+    plan = make_plan(subject, workers, place, cluster.patience, end, update)
     name = label(chosen, workers.total)
-    with torch_threads(output.threads), reporter(output.quiet) as report:
-        result = plan.run(chosen, name, report, out=out, together=update.together)
+    with at_work(threads), reporter(output.quiet) as report:
+        result = plan.run(chosen, name, report, out=out)
     if output.json:
         print_json(result.summary)
     else:

@@ -14,7 +14,7 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        buffers = list(model.buffers())
+        buffers = in_order(model)
         self._live = [buffer for buffer in buffers if buffer.is_floating_point()]
         self._live_counters = [buffer for buffer in buffers if not buffer.is_floating_point()]
         self._newest = [buffer.clone() for buffer in self._live]
@@ -68,6 +68,11 @@ class Buffers:
                 else:
                     now.add_(changes.amax(0))
         self.reset()
+
+
+def in_order(model: nn.Module) -> list[Tensor]:
+    """The buffers of a model as they are kept everywhere: those that are averaged, then the others."""
+    return sorted(model.buffers(), key=lambda buffer: not buffer.is_floating_point())
 
 
 def _change(after: Tensor, before: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quorate.engines._batches import Batches
 from quorate.engines._bench import check_dense
+from quorate.engines._buffers import in_order
 from quorate.engines.local.direct import DirectLinears
 from quorate.engines.local.memory import BlockLayout, Blocks
 from quorate.learner import all_finite
@@ -52,7 +53,7 @@ class Computer:
         self.model = task.model(seed, device)
         self.model.train()
         self.params = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self._buffers = list(self.model.buffers())
+        self._buffers = in_order(self.model)
         self.layout = BlockLayout(self.model, wire)
         assert self.layout.nbytes == blocks.block_bytes, "the model differs from one call of model() to the next"
         self._on_gpu = device.type == "cuda"

@@ -64,7 +64,7 @@ class Local(Engine):
         self.latency = parse_latency(latency) if isinstance(latency, str) else latency
         self.faults = parse_faults(faults) if isinstance(faults, str) else faults
         if wire not in WIRES:
-            raise BadInput(f"wire is {wire!r}, but gradients can be sent as one of: {', '.join(WIRES)}")
+            raise BadInput(f"wire is {wire!r}, but gradients can be stored as one of: {', '.join(WIRES)}")
         self.wire = wire
         self._open: _Open | None = None
 
@@ -89,6 +89,8 @@ class Local(Engine):
             )
         if job.task is None:
             raise BadInput("the local engine needs a task to compute gradients of; use the simulated engine")
+        if self.wire != "fp32" and job.learning.delay_compensation:
+            raise BadInput("delay compensation multiplies small differences, which a 16-bit wire rounds away; use fp32")
         self._saved_random_state = torch.get_rng_state()
         with ExitStack() as to_close:
             self._open = _Open(self, job, to_close)
@@ -188,7 +190,7 @@ class _Open:
         to_close.callback(self.crew.close)
         self._store = Store(layout, Blocks(blocks, layout.nbytes))
         to_close.callback(self._store.close)
-        self.updater = Updater(job, self.learner, layout, self._store, engine.wire)
+        self.updater = Updater(job, self.learner, layout, self._store)
         to_close.callback(self.updater.close)
         write_job(description, job.task, self._describe_job(layout))
         self.timers: list[tuple[float, int]] = []

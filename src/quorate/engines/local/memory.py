@@ -13,6 +13,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
+from quorate.engines._buffers import in_order
 from quorate.flat import Layout
 
 PAGE_BYTES = mmap.ALLOCATIONGRANULARITY
@@ -34,7 +35,7 @@ class BlockLayout:
 
     def __init__(self, model: nn.Module, wire: str) -> None:
         params = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        buffers = list(model.buffers())
+        buffers = in_order(model)
         self.params = Layout(params)
         self.gradient = self.params if wire == "fp32" else self.params.halved()
         self.buffers = Layout(buffers)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from quorate.checkpoint import check_same_tensors
 from quorate.engines._buffers import Buffers
@@ -34,7 +38,7 @@ class Arrival:
 class Updater:
     """Owns the learner's side: the versions alive, the arrivals that wait, and their running sum."""
 
-    def __init__(self, job: Job, learner: Learner, layout: BlockLayout, store: Store, wire: str) -> None:
+    def __init__(self, job: Job, learner: Learner, layout: BlockLayout, store: Store) -> None:
         assert job.task is not None
         self._task, self._learner, self._store = job.task, learner, store
         self._history = job.policy.history
@@ -46,7 +50,10 @@ class Updater:
         self._waiting: dict[int, Arrival] = {}  # in order of arrival
         self._folded: list[Ticket] = []  # whose gradients are in the sum already
         self._may_fold = not finds_nan_early(job.policy) and self._averager.is_large
-        self._half = wire != "fp32"
+        # Workers keep the cores busy; a small sum split over all of them waits for the last to be scheduled. What is
+        # large is split by ourselves (summing.py). The user's setting holds for evaluations and large optimizer steps.
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         self._newest = store.take()
         self._newest.flat.buffer.copy_(learner.flat.buffer)
         self._older: deque[tuple[int, Block]] = deque()  # versions that tickets may yet start on, oldest first
@@ -147,7 +154,8 @@ class Updater:
             norm = learner.norm_for_clipping()
             self._advance_buffers(arrivals)
             self._use(self._room_for_next())
-            learner.step(norm)
+            with self._all_threads(self._averager.is_large):
+                learner.step(norm)
             learner.clear_gradients()
         shares = shares_of(tickets)
         return Outcome(sum(share * arrival.loss for share, arrival in zip(shares, arrivals, strict=True)), norm)
@@ -213,7 +221,7 @@ class Updater:
     # ------------------------------------------------------------ reading
 
     def evaluate(self) -> dict[str, float]:
-        with self._learner.evaluation() as model:
+        with self._learner.evaluation() as model, self._all_threads():
             measures = self._task.evaluate(model)
         self._buffers.reset()  # measuring must not change what is measured
         return measures
@@ -245,3 +253,16 @@ class Updater:
         """Leave the parameters where they can be read after the shared memory is gone."""
         self._averager.close()
         self._learner.clear_gradients()
+        torch.set_num_threads(self._threads)
+
+    @contextmanager
+    def _all_threads(self, wanted: bool = True) -> Iterator[None]:
+        """As many threads inside torch as there were before the run."""
+        if not wanted or self._threads == 1:
+            yield
+            return
+        torch.set_num_threads(self._threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(1)

@@ -1,0 +1,61 @@
+"""What is left of a run that a signal or its workers ended, and how to go on with it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quorate.cli._progress import Reporter
+from quorate.cli._signals import INTERRUPTED, TERMINATED, Stopped, Terminated
+from quorate.errors import QuorumLost, WorkerFailed
+from quorate.trace import TRACE_FILE
+
+
+@contextmanager
+def telling_what_is_left(label: str, reporter: Reporter, out: Path | None) -> Iterator[None]:
+    """Let a run that does not come to its end say where it was and how to go on."""
+    from quorate import Interrupted
+
+    try:
+        yield
+    except Interrupted as ended:
+        metrics = ended.result.metrics
+        where = f"after update {metrics.updates:,} ({metrics.seconds:.4g} s)"
+        status = TERMINATED if ended.signal == "SIGTERM" else INTERRUPTED
+        raise Stopped(f"stopped {label} {where}; {_what_is_left(out)}", status) from None
+    except (KeyboardInterrupt, Terminated) as signal:
+        status = TERMINATED if isinstance(signal, Terminated) else INTERRUPTED
+        raise Stopped(f"stopped {label} {_how_far(reporter)}; {_what_is_left(out)}", status) from None
+    except (QuorumLost, WorkerFailed) as error:
+        if out is not None and _last_checkpoint(out) is not None:
+            error.add_note(f"to go on: {command_to_go_on(out)}")
+        raise
+
+
+def command_to_go_on(run: Path) -> str:
+    return f"quorate train --resume {shlex.quote(str(run))}"
+
+
+def _how_far(reporter: Reporter) -> str:
+    last = reporter.last
+    if last is None:
+        return "before the first update"
+    return f"at update {last.updates:,} ({last.seconds:.4g} s{'' if reporter.real else ' virtual'})"
+
+
+def _what_is_left(out: Path | None) -> str:
+    if out is None:
+        return "nothing was recorded, since there was no --out"
+    version = _last_checkpoint(out)
+    if version is not None:
+        return f"a checkpoint of update {version:,} is in {str(out)!r}; to go on: {command_to_go_on(out)}"
+    trace = out / TRACE_FILE
+    return f"the trace so far is in {str(trace)!r}" if trace.exists() else "nothing was written"
+
+
+def _last_checkpoint(out: Path) -> int | None:
+    from quorate.checkpoint import CheckpointFolder
+
+    return max(CheckpointFolder(out).versions(), default=None)
