@@ -190,7 +190,7 @@ class _Open:
         to_close.callback(self.crew.close)
         self._store = Store(layout, Blocks(blocks, layout.nbytes))
         to_close.callback(self._store.close)
-        self.updater = Updater(job, self.learner, layout, self._store)
+        self.updater = Updater(job, self.learner, layout, self._store, engine.workers)
         to_close.callback(self.updater.close)
         write_job(description, job.task, self._describe_job(layout))
         self.timers: list[tuple[float, int]] = []

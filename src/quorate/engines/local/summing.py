@@ -23,6 +23,7 @@ from quorate.flat import Flat
 PIECE = 1 << 18
 #: Fewer pieces than this are not worth waking a thread.
 _FEW = 4
+_MOST_THREADS = 8  # memory is no faster with more
 
 
 class Source(NamedTuple):
@@ -43,7 +44,7 @@ class Averager:
             for run, vector in enumerate(self._sum_runs)
             for start in range(0, vector.numel(), PIECE)
         ]
-        self._helpers = len(os.sched_getaffinity(0)) - 1 if len(self._pieces) > _FEW else 0
+        self._helpers = min(len(os.sched_getaffinity(0)), _MOST_THREADS) - 1 if len(self._pieces) > _FEW else 0
         self._threads: ThreadPoolExecutor | None = None
         self.seconds_per_gradient = layout.params.nbytes * 1e-10  # a first guess; measured from then on
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ class Arrival:
 class Updater:
     """Owns the learner's side: the versions alive, the arrivals that wait, and their running sum."""
 
-    def __init__(self, job: Job, learner: Learner, layout: BlockLayout, store: Store) -> None:
+    def __init__(self, job: Job, learner: Learner, layout: BlockLayout, store: Store, workers: int) -> None:
         assert job.task is not None
         self._task, self._learner, self._store = job.task, learner, store
         self._history = job.policy.history
@@ -50,9 +51,11 @@ class Updater:
         self._waiting: dict[int, Arrival] = {}  # in order of arrival
         self._folded: list[Ticket] = []  # whose gradients are in the sum already
         self._may_fold = not finds_nan_early(job.policy) and self._averager.is_large
-        # Workers keep the cores busy; a small sum split over all of them waits for the last to be scheduled. What is
-        # large is split by ourselves (summing.py). The user's setting holds for evaluations and large optimizer steps.
+        # Workers keep cores busy, and what torch splits over all cores waits for the last of its threads to be
+        # scheduled: ours use the cores that workers leave, and pieces of a sum are taken by whoever is free.
         self._threads = torch.get_num_threads()
+        self._threads_beside_workers = max(1, min(self._threads, len(os.sched_getaffinity(0)) - workers))
+        self._waits_for_all = job.policy.staleness_bound == 0
         torch.set_num_threads(1)
         self._newest = store.take()
         self._newest.flat.buffer.copy_(learner.flat.buffer)
@@ -154,7 +157,7 @@ class Updater:
             norm = learner.norm_for_clipping()
             self._advance_buffers(arrivals)
             self._use(self._room_for_next())
-            with self._all_threads(self._averager.is_large):
+            with _torch_threads(self._threads_beside_workers if self._averager.is_large else 1):
                 learner.step(norm)
             learner.clear_gradients()
         shares = shares_of(tickets)
@@ -221,7 +224,9 @@ class Updater:
     # ------------------------------------------------------------ reading
 
     def evaluate(self) -> dict[str, float]:
-        with self._learner.evaluation() as model, self._all_threads():
+        # Under a synchronous policy everybody waits meanwhile, so all cores are free.
+        threads = self._threads if self._waits_for_all else self._threads_beside_workers
+        with self._learner.evaluation() as model, _torch_threads(threads):
             measures = self._task.evaluate(model)
         self._buffers.reset()  # measuring must not change what is measured
         return measures
@@ -255,14 +260,14 @@ class Updater:
         self._learner.clear_gradients()
         torch.set_num_threads(self._threads)
 
-    @contextmanager
-    def _all_threads(self, wanted: bool = True) -> Iterator[None]:
-        """As many threads inside torch as there were before the run."""
-        if not wanted or self._threads == 1:
-            yield
-            return
-        torch.set_num_threads(self._threads)
-        try:
-            yield
-        finally:
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """So many threads inside torch instead of one."""
+    if count > 1:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if count > 1:
             torch.set_num_threads(1)
