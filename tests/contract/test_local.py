@@ -1,4 +1,4 @@
-"""The local engine keeps the contract: real processes, and real processes that are held back."""
+"""The local engine keeps the contract, with real processes that are held back now and then."""
 
 from __future__ import annotations
 
@@ -7,10 +7,5 @@ from tests.contract.suite import EngineContract
 
 
 class TestLocal(EngineContract):
-    def engine(self, workers: int) -> Local:
-        return Local(workers)
-
-
-class TestLocalUneven(EngineContract):
     def engine(self, workers: int) -> Local:
         return Local(workers, latency="shifted-exp:0.001,0.002*pauses:0.1,8")
