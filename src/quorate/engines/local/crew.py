@@ -75,8 +75,7 @@ class Crew:
     def __init__(self, workers: int, pool: Pool, control: Control) -> None:
         self._pool, self._words = pool, control.words
         self._seats = [Seat(number) for number in range(workers)]
-        self._poll = select.epoll() if hasattr(select, "epoll") else None
-        assert self._poll is not None, "the local engine needs Linux"
+        self._poll = select.epoll()
         self._by_descriptor: dict[int, Seat] = {}
         self._restarts: list[tuple[float, int]] = []
         self._failed_batches: Counter[int] = Counter()
@@ -94,7 +93,6 @@ class Crew:
         seat.connection.setblocking(False)
         seat.ready, seat.told, seat.cpu_s = False, None, -1.0
         self._by_descriptor[seat.connection.fileno()] = seat
-        assert self._poll is not None
         self._poll.register(seat.connection, select.EPOLLIN)
 
     def send(self, ticket: Ticket, version: Block, gradient: Block, next_batch: int, delay_s: float) -> Order:
@@ -140,7 +138,6 @@ class Crew:
         until = self._next_own_time(now)
         if timeout_s is not None:
             until = min(until, now + timeout_s)
-        assert self._poll is not None
         happened: list[Happening] = []
         for descriptor, _ in self._poll.poll(max(0.0, until - now)):
             self._listen(self._by_descriptor[descriptor], happened)
@@ -197,7 +194,7 @@ class Crew:
     # ------------------------------------------------------------ losses
 
     def _lost(self, seat: Seat) -> Loss:
-        assert seat.connection is not None and self._poll is not None
+        assert seat.connection is not None
         self._poll.unregister(seat.connection)
         del self._by_descriptor[seat.connection.fileno()]
         seat.connection.close()
@@ -265,7 +262,6 @@ class Crew:
             kill(self._seats[worker].pid)
 
     def close(self) -> None:
-        assert self._poll is not None
         for seat in self._seats:
             if seat.connection is not None:
                 self._words[seat.number * Control.WORDS + Control.TICKET] = -1
