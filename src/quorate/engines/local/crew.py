@@ -135,7 +135,7 @@ class Crew:
     def wait(self, timeout_s: float | None) -> list[Happening]:
         """What has happened, after waiting for something for at most so long."""
         now = monotonic()
-        until = self._next_own_time(now)
+        until = min(self._look_at, self._restarts[0][0]) if self._restarts else self._look_at
         if timeout_s is not None:
             until = min(until, now + timeout_s)
         happened: list[Happening] = []
@@ -148,11 +148,6 @@ class Crew:
             self._look_at = now + _LOOK_EVERY_S
             self._look_for_lost(now)
         return happened
-
-    def _next_own_time(self, now: float) -> float:
-        """When to wake without being told anything."""
-        self._look_at = max(self._look_at, now) if self._look_at > now else now + _LOOK_EVERY_S
-        return min(self._look_at, self._restarts[0][0]) if self._restarts else self._look_at
 
     def _listen(self, seat: Seat, happened: list[Happening]) -> None:
         while seat.connection is not None:
@@ -181,7 +176,7 @@ class Crew:
         assert order.ticket.id == answer.ticket, "orders are answered one by one"
         now = monotonic()
         if not isinstance(answer, messages.Abandoned):
-            self._times.add(now - seat.waiting_since)
+            self._times.add(max(0.0, now - seat.waiting_since))
             seat.failures = 0
         seat.waiting_since, seat.cpu_s = now, -1.0
         if seat.orders:

@@ -166,6 +166,19 @@ class Local(Engine):
 
 
 @dataclass
+class _Lives:
+    """How often a worker has begun, how often it has ended, and of how many lives the coordinator has been told."""
+
+    begun: int = 0
+    ended: int = 0
+    told: int = 0
+
+    def is_the_one_told_of(self) -> bool:
+        """Whether the coordinator means the process that is there now. It may be some events behind."""
+        return self.told == self.begun == self.ended + 1
+
+
+@dataclass
 class _Flight:
     ticket: Ticket
     order: Order
@@ -199,7 +212,7 @@ class _Open:
         self.timers: list[tuple[float, int]] = []
         self._events: deque[Event] = deque()
         self._flights: dict[int, _Flight] = {}
-        self._live: set[int] = set()
+        self._lives = [_Lives() for _ in range(engine.workers)]
         self._zero = monotonic()
         self.newest_time = 0.0
         self._draw = None if engine.latency is None else engine.latency.sampler(job.seed, engine.workers)
@@ -244,13 +257,16 @@ class _Open:
         """Wait until every worker is there; time begins then."""
         for number in range(self._engine.workers):
             self.crew.start(number)
-        while len(self._live) < self._engine.workers:
+        ready: set[int] = set()
+        while len(ready) < self._engine.workers:
             for happening in self.crew.wait(None):
                 if isinstance(happening, int):
-                    self._live.add(happening)
+                    ready.add(happening)
                 elif isinstance(happening, Loss):
-                    self._live.discard(happening.worker)
+                    ready.discard(happening.worker)
         self._zero = monotonic()
+        for lives in self._lives:
+            lives.begun = 1
         self._events.extend(WorkerJoined(0.0, number) for number in range(self._engine.workers))
 
     def clock(self) -> float:
@@ -270,8 +286,8 @@ class _Open:
 
     def begin(self, ticket: Ticket) -> None:
         number = ticket.worker
-        if number not in self._live:
-            return  # it is lost, which the next event but a few will say
+        if not self._lives[number].is_the_one_told_of():
+            return  # it is lost, which one of the next events will say
         version, gradient = self.updater.version_block(ticket.version), self._store.take(number)
         self._store.hold(version)
         order = self.crew.send(ticket, version, gradient, self._likely_next(ticket), self._delay(ticket))
@@ -339,14 +355,17 @@ class _Open:
                 self._take_in(self.crew.wait(timeout))
             elif not self._take_in(self.crew.wait(ahead_s)):
                 self.updater.fold()
-        return self._events.popleft()
+        event = self._events.popleft()
+        if isinstance(event, WorkerJoined):
+            self._lives[event.worker].told += 1
+        return event
 
     def _take_in(self, happenings: list[Any]) -> bool:
         """Make events of what happened; False if nothing did."""
         for happening in happenings:
             now = self.clock()
             if isinstance(happening, int):
-                self._live.add(happening)
+                self._lives[happening].begun += 1
                 self._events.append(WorkerJoined(now, happening))
             elif isinstance(happening, Loss):
                 self._lose(now, happening)
@@ -358,8 +377,8 @@ class _Open:
         for order in loss.orders:
             self._give_back(order)
         flight = self._flights.pop(loss.worker, None)
-        if loss.worker in self._live:
-            self._live.discard(loss.worker)
+        if loss.was_ready:
+            self._lives[loss.worker].ended += 1
             self._last_version[loss.worker] = -1
             self._events.append(WorkerLost(now, loss.worker, () if flight is None else (flight.ticket.id,)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from quorate.engines._batches import Batches
 #: Loading that is quicker than this is not worth a thread.
 WORTH_A_THREAD_S = 0.0005
 _LOOKS = 3  # batches to look at before deciding
+_CHECK_EVERY_S = 0.002
 
 
 class Loader:
@@ -33,13 +35,13 @@ class Loader:
         self._loading: int | None = None
         self._ready: dict[int, Any] = {}
 
-    def get(self, batch: int) -> Any:
-        """The batch, with the random numbers that follow its loading."""
+    def get(self, batch: int, check: Callable[[], None]) -> Any:
+        """The batch, with the random numbers that follow its loading; `check` is called while it waits."""
         loaded = None
         if self._thread is not None:
-            loaded = self._take(batch)
+            loaded = self._take(batch, check)
         if loaded is None:
-            return self._load_now(batch)
+            return self._load_now(batch, check)
         self._batches.seed(batch)
         if isinstance(loaded, _Failed):
             raise loaded.error
@@ -58,12 +60,13 @@ class Loader:
                 self._thread.start()
             self._condition.notify_all()
 
-    def _load_now(self, batch: int) -> Any:
+    def _load_now(self, batch: int, check: Callable[[], None]) -> Any:
         if self._thread is not None:
             with self._condition:  # the data set is used by one at a time
                 self._wanted = None
                 while self._loading is not None:
-                    self._condition.wait()
+                    check()
+                    self._condition.wait(_CHECK_EVERY_S)
         self._batches.seed(batch)
         if self._looked >= _LOOKS:
             return self._batches.load([batch])
@@ -74,10 +77,11 @@ class Loader:
         self._looked += 1
         return loaded
 
-    def _take(self, batch: int) -> Any | None:
+    def _take(self, batch: int, check: Callable[[], None]) -> Any | None:
         with self._condition:
             while self._loading == batch:
-                self._condition.wait()
+                check()
+                self._condition.wait(_CHECK_EVERY_S)
             found = self._ready.pop(batch, None)
             self._ready.clear()  # what was foreseen wrongly will hardly be right later
             return found

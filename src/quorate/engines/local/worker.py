@@ -114,7 +114,7 @@ class Worker:
         self._check()
         started = perf_counter()
         self._stage(LOADING)
-        batch = self._loader.get(order.batch)
+        batch = self._loader.get(order.batch, self._check)
         loaded = perf_counter()
         self._loader.expect(order.next_batch)
         if order.delay_s > 0:
