@@ -9,6 +9,7 @@ import pytest
 
 from .conftest import Quorate
 
+SIMULATED = ("--engine", "simulated")
 CASES = {
     "quorum of none": (["simulate", "--workers", "0+2"], r"'0\+2'.*quorum is 0.*at least 1, as in 1\+2"),
     "negative backups": (["simulate", "--workers", "6+-2"], r"backups are -2.*quorum 6 is above the 4 workers.*6\+0"),
@@ -25,7 +26,7 @@ CASES = {
     "task": (["simulate", "--task", "magic"], "task 'magic' is not known; choose one of: digits, file.py:Class"),
     "task file": (["simulate", "--task", "none.py:Line"], "'none.py' does not exist; give file.py:Class"),
     "task class": (["simulate", "--task", "tasks.py:None"], "no class 'None'"),
-    "engine": (["compare", "--engine", "magic"], "engine 'magic' is not known; choose one of: simulated"),
+    "engine": (["compare", "--engine", "magic"], "engine 'magic' is not known; choose one of: local, simulated"),
     "latency": (["simulate", "--latency", "magic:1"], "latency model 'magic' is not known; choose one of: chen2016"),
     "latency text": (
         ["simulate", "--latency", "constant:x"],
@@ -56,12 +57,18 @@ CASES = {
         ["simulate", "--no-gradients", "--until", "accuracy>=1"],
         "a run without gradients gives no 'accuracy'; choose one of: samples, seconds, updates",
     ),
-    "target unknown": (["compare", "--target", "speed>=1"], "gives no 'speed'; choose one of: accuracy, test_loss"),
+    "target unknown": (
+        ["compare", *SIMULATED, "--target", "speed>=1"],
+        "gives no 'speed'; choose one of: accuracy, test_loss",
+    ),
     "target unmeasured": (
-        ["compare", "--task", "tasks.py:Unmeasured", "--target", "accuracy>=1"],
+        ["compare", *SIMULATED, "--task", "tasks.py:Unmeasured", "--target", "accuracy>=1"],
         r"no evaluate\(\) that gives 'accuracy'",
     ),
-    "target without gradients": (["compare", "--no-gradients", "--target", "accuracy>=1"], "nothing is measured"),
+    "target without gradients": (
+        ["compare", *SIMULATED, "--no-gradients", "--target", "accuracy>=1"],
+        "nothing is measured",
+    ),
     "clip": (["simulate", "--clip-norm", "-1"], "clip_norm is -1.0, but"),
     "seed": (["simulate", "--seed", "-1"], "seed is -1, but it must be at least 0"),
     "device": (["simulate", "--device", "abacus"], "device 'abacus' is not known to torch; write e.g. cpu"),
@@ -73,13 +80,26 @@ CASES = {
     "figure": (["compare", "--figure", "x.txt"], r"must end in one of: \.png"),
     "figure nowhere": (["compare", "--figure", "no/x.png"], "'no' does not exist; make it first"),
     "figure of nothing": (
-        ["compare", "--no-gradients", "--policies", "async", "--figure", "x.png"],
+        ["compare", *SIMULATED, "--no-gradients", "--policies", "async", "--figure", "x.png"],
         "add it to --policies",
     ),
     "epochs of a stream": (
         ["simulate", "--task", "tasks.py:Stream", "--no-gradients", "--epochs", "1"],
         "endless stream; give --updates",
     ),
+    "wire": (["train", "--wire", "fp8"], "wire is 'fp8', but .* one of: fp32, bf16"),
+    "real crashes": (["train", "--faults", "crash:100,5"], r"e\.g\. lose:3@2; crash: is for simulated ones"),
+    "train device": (["train", "--device", "abacus"], "device 'abacus' is not known to torch; write e.g. cpu"),
+    "train workers": (["train", "--workers", "6-2"], r"'6-2'.*must be N\+b, e\.g\. 6\+2"),
+    "train threads": (["train", "--threads", "0"], "'--threads'.*0 is not in the range"),
+    "train latency": (["train", "--latency", "magic:1"], "latency model 'magic' is not known"),
+    "train updates": (["train", "--updates", "0"], "updates is 0, but it must be at least 1"),
+    "train patience": (["train", "--patience", "-1"], "cannot be negative"),
+    "checkpoints": (["train", "--checkpoint-every", "0"], "checkpoint_every is 0, but it must be at least 1"),
+    "train task": (["train", "--task", "none.py:Line"], "'none.py' does not exist; give file.py:Class"),
+    "train module": (["train", "--task", "no.such:Line"], "'no.such' cannot be imported: ModuleNotFoundError"),
+    "train vector loss": (["train", "--task", "tasks.py:Vector", "--workers", "2"], "must be a scalar.*take the mean"),
+    "only timed": (["train", "--no-gradients"], "No such option: --no-gradients.*; see 'quorate train --help'"),
     "option": (["simulate", "--magic"], "No such option: --magic.*; see 'quorate simulate --help'"),
     "command": (["magic"], "No such command 'magic'; see 'quorate --help'"),
     "number": (["simulate", "--updates", "many"], "'--updates'.*integer"),
@@ -92,7 +112,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_gets_a_sentence(quorate_command: Quorate, here: Path, case: str) -> None:
     arguments, message = CASES[case]
-    takes_out = arguments[0] in ("simulate", "compare")
+    takes_out = arguments[0] in ("train", "simulate", "compare")
     ran = quorate_command(*arguments, *(["--out", "out"] if takes_out else []))
     assert ran.status == 2
     assert ran.out == ""
@@ -163,3 +183,9 @@ def test_a_run_that_breaks_off_has_status_1(quorate_command: Quorate) -> None:
 def test_an_error_in_the_task_keeps_its_traceback(quorate_command: Quorate) -> None:
     with pytest.raises(ZeroDivisionError):
         quorate_command("simulate", "--task", "tasks.py:Broken")
+
+
+@pytest.mark.parametrize("arguments", [["--wire", "fp8"], ["--batch-size", "9999"], ["--task", "tasks.py:Lacking"]])
+def test_bad_input_leaves_no_numbered_folder(quorate_command: Quorate, here: Path, arguments: list[str]) -> None:
+    assert quorate_command("train", *arguments).status == 2
+    assert not (here / "runs").exists()

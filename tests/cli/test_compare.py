@@ -10,7 +10,8 @@ import pytest
 
 from .conftest import Quorate
 
-LINE = ("compare", "--task", "tasks.py:Line", "--workers", "3+1", "--epochs", 4)
+OPTIONS = ("--task", "tasks.py:Line", "--workers", "3+1", "--epochs", 4)
+LINE = ("compare", "--engine", "simulated", *OPTIONS)
 FOUR = ["full-sync", "backup", "async", "softsync"]
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -24,6 +25,7 @@ def test_the_four_policies_side_by_side(quorate_command: Quorate, here: Path) ->
     found = ran.json()
     assert ran.err == ""
     assert found["target"] == "distance<=0.3"
+    assert found["engine"] == "simulated"
     assert list(found["runs"]) == FOUR
     for summary in found["runs"].values():
         assert summary["samples"] == {"applied": 4 * 64, "distinct": 64}
@@ -48,7 +50,7 @@ def test_the_four_policies_side_by_side(quorate_command: Quorate, here: Path) ->
 
 def test_a_policy_in_a_comparison_is_the_same_run_as_alone(quorate_command: Quorate) -> None:
     both = quorate_command(*LINE, "--policies", "backup,async", "--seed", 4, "--json").json()["runs"]
-    alone = ("simulate", *LINE[1:], "--seed", 4, "--json", "--policy")
+    alone = ("simulate", *OPTIONS, "--seed", 4, "--json", "--policy")
     for policy in ("backup", "async"):
         expected = quorate_command(*alone, policy).json()
         assert {key: both[policy][key] for key in expected} == expected
@@ -58,9 +60,10 @@ def test_the_table_fits_80_columns_and_says_never(quorate_command: Quorate) -> N
     ran = quorate_command(*LINE, "--target", "distance<=0", "--figure", "figure.svg")
     assert ran.status == 0
     lines = ran.out.splitlines()
-    assert len(lines) == 6
+    assert lines[0] == "4 simulated workers, virtual seconds; latency pause:0.05,0.05,10, seed 0"
+    assert len(lines) == 7
     assert all(len(line) <= 80 for line in lines)
-    for line, label in zip(lines[2:], ["full-sync 4", "backup 3+1", "async 4", "softsync 3/4"], strict=True):
+    for line, label in zip(lines[3:], ["full-sync 4", "backup 3+1", "async 4", "softsync 3/4"], strict=True):
         assert line.startswith(label)
         assert "never" in line
 
@@ -74,17 +77,16 @@ def test_options_go_to_the_policies_that_take_them(quorate_command: Quorate) -> 
 
 
 def test_without_gradients_paces_are_compared(quorate_command: Quorate, here: Path) -> None:
-    ran = quorate_command("compare", "--no-gradients", "--updates", 200, "--out", "bare")
+    bare = ("compare", "--engine", "simulated", "--no-gradients")
+    ran = quorate_command(*bare, "--updates", 200, "--out", "bare")
     assert ran.status == 0
-    assert "per s" in ran.out and "accuracy" not in ran.out
+    assert "per s" in ran.out and "virtual" in ran.out and "accuracy" not in ran.out
     rows = read_table(here / "bare")
     assert float(rows[1]["speed_up"]) == pytest.approx(
         float(rows[1]["samples_per_s"]) / float(rows[0]["samples_per_s"])
     )
     assert (here / "bare" / "figure.png").exists(), "the rounds of full-sync can be drawn"
-    found = quorate_command(
-        "compare", "--no-gradients", "--policies", "async,bounded", "--updates", 50, "--json"
-    ).json()
+    found = quorate_command(*bare, "--policies", "async,bounded", "--updates", 50, "--json").json()
     assert found["target"] is None
     assert found["runs"]["bounded"]["time_to_target"] is None
 
@@ -118,3 +120,46 @@ def test_bad_input_found_late_leaves_nothing_half_written(quorate_command: Quora
     assert ran.status == 2
     assert "takes 99 batches" in ran.err
     assert not (here / "all").exists()
+
+
+def test_real_processes_are_the_default(quorate_command: Quorate, here: Path) -> None:
+    arguments = ("--task", "tasks.py:Line", "--workers", "2+1", "--epochs", 2, "--policies", "full-sync,backup")
+    ran = quorate_command("compare", *arguments, "--out", "all")
+    assert ran.status == 0, ran.err
+    lines = ran.out.splitlines()
+    assert lines[0] == "3 worker processes, real seconds; artificial delays pause:0.005,0.05,10, seed 0"
+    assert "real" in lines[1] and "virtual" not in ran.out
+    assert "full-sync 3: starting 3 workers\nbackup 2+1: starting 3 workers\n" in ran.err
+    found = json.loads((here / "all" / "summary.json").read_text())
+    assert found["engine"] == "local"
+    for summary in found["runs"].values():
+        assert summary["samples"] == {"applied": 2 * 64, "distinct": 64}
+    assert (here / "all" / "figure.png").read_bytes().startswith(PNG)
+    assert quorate_command("replay", "all/backup").status == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        (["--network", "latency=1ms"], "--network latency=1ms was given, but the local engine's workers are real"),
+        (["--no-gradients"], "--no-gradients was given, but"),
+        (["--no-gradients", "--model-bytes", "10"], "--no-gradients was given, but"),
+        (["--together"], "--together was given, but"),
+        (["--apart"], "--apart was given, but"),
+        (["--faults", "lose:1@1;crash:100,5"], "faults 'lose:1@1;crash:100,5': real workers are killed one by one"),
+    ],
+)
+def test_what_only_the_simulated_engine_knows_is_refused(
+    quorate_command: Quorate, option: list[str], sentence: str
+) -> None:
+    ran = quorate_command("compare", *option)
+    assert ran.status == 2
+    assert sentence in ran.err
+    assert "--engine simulated" in ran.err
+
+
+def test_what_only_the_local_engine_knows_is_refused(quorate_command: Quorate) -> None:
+    ran = quorate_command(*LINE, "--wire", "bf16")
+    assert ran.status == 2
+    assert "--wire bf16 was given, but simulated gradients are not sent anywhere" in ran.err
+    assert "--engine local" in ran.err

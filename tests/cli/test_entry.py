@@ -16,7 +16,7 @@ def test_version_and_help(quorate_command: Quorate) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         ran = quorate_command(*arguments)
         assert ran.status == 0
-        for command in ("simulate", "compare", "replay", "demo"):
+        for command in ("train", "simulate", "compare", "replay", "demo"):
             assert command in ran.out
     assert "--no-gradients" in quorate_command("simulate", "--help").out
 
@@ -29,7 +29,8 @@ def test_without_matplotlib_a_figure_is_refused_before_the_runs(
         ran = quorate_command(*arguments)
         assert ran.status == 1
         assert ran.err == "error: a figure needs matplotlib, which is not installed; type: pip install matplotlib\n"
-    assert quorate_command("compare", "--task", "tasks.py:Line", "--epochs", 1, "--json").status == 0
+    arguments = ("--engine", "simulated", "--task", "tasks.py:Line", "--epochs", 1, "--json")
+    assert quorate_command("compare", *arguments).status == 0
 
 
 def test_ctrl_c_before_a_run_is_a_word(quorate_command: Quorate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,8 @@ sys.modules["quorate"] = package
 def test_help_needs_neither_torch_nor_matplotlib(here: Path) -> None:
     script = BARE + (
         "from quorate.cli import main\n"
-        "for arguments in (['--help'], ['--version'], ['simulate', '--help'], ['compare', '--help']):\n"
+        "commands = ('train', 'simulate', 'compare', 'demo')\n"
+        "for arguments in (['--help'], ['--version'], *([command, '--help'] for command in commands)):\n"
         "    assert main(arguments) == 0\n"
         "assert not {'torch', 'matplotlib', 'numpy'} & set(sys.modules), 'slow to start'\n"
     )

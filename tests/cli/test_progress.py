@@ -54,10 +54,40 @@ def test_on_a_terminal_there_is_a_bar_on_stderr(quorate_command: Quorate, monkey
     monkeypatch.setattr(_progress.Bar, "every_s", 0.0)
     monkeypatch.setattr(_progress.sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    ran = quorate_command("compare", "--task", "tasks.py:Line", "--epochs", 2, "--policies", "backup,async", "--json")
+    arguments = ("--engine", "simulated", "--task", "tasks.py:Line", "--epochs", 2, "--policies", "backup,async")
+    ran = quorate_command("compare", *arguments, "--json")
     assert set(ran.json()["runs"]) == {"backup", "async"}
     for word in ("backup 6+2", "async 8", "updates", "/s", "loss", "drop", "100%"):
         assert word in ran.err
+
+
+def test_real_workers_are_shown_while_they_start_and_seconds_as_real(
+    quorate_command: Quorate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_progress.Bar, "every_s", 0.0)
+    monkeypatch.setattr(_progress.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    ran = quorate_command("train", "--task", "tasks.py:Line", "--workers", 2, "--updates", 3, "--json")
+    assert ran.json()["updates"] == 3
+    assert ran.err.index("starting 2 workers") < ran.err.index("no update yet") < ran.err.index("3 updates")
+    assert " 0 s " in ran.err and "virtual" not in ran.err
+
+
+def test_the_pace_is_counted_from_the_first_update_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Workers take a while to start, and a resumed run has a past: neither belongs to the pace."""
+    clock = Clock(monkeypatch)
+    report = _progress.Lines()
+    report.begin("full-sync 1", real_workers=1)
+    clock.now += 4
+    report(Progress(1001, 50.0, 0.5, 0.0, 0.5))
+    clock.now += 2
+    report(Progress(1011, 52.0, 0.5, 0.0, 0.6))
+    start, line = capsys.readouterr().err.splitlines()
+    assert start == "full-sync 1: starting a worker"
+    assert line == "full-sync 1: 60%, 1,011 updates (5/s), 52 s, loss 0.5, dropped 0%, 0:08 left"
 
 
 def test_an_update_costs_a_look_at_the_clock() -> None:

@@ -10,6 +10,7 @@ from quorate.cli.compare import compare
 from quorate.cli.demo import demo
 from quorate.cli.replay import replay
 from quorate.cli.simulate import simulate
+from quorate.cli.train import train
 
 app = typer.Typer(
     add_completion=False,
@@ -17,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (simulate, compare, replay, demo):
+for command in (train, simulate, compare, replay, demo):
     app.command()(command)
 
 

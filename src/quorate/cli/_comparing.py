@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FIGURE_FILE, TABLE_FILE, SUMMARY_FILE = "figure.png", "table.csv", "summary.json"
 RUN_FILES = (TRACE_FILE, "summary.json", "parameters.safetensors")
+CHECKPOINTS, CHECKPOINT_FILES = "checkpoints", ("tensors.safetensors", "state.json", "manifest.json")
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class ComparisonFolder:
             if not file.parent.is_symlink() and (file.is_file() or file.is_symlink()):
                 file.unlink()
         for name in self._names:
+            _clear_checkpoints(self.path / name / CHECKPOINTS)
             _remove_if_empty(self.path / name)
 
     def discard(self) -> None:
@@ -78,6 +80,16 @@ class ComparisonFolder:
     def _files(self) -> list[Path]:
         runs = [self.path / name / file for name in self._names for file in RUN_FILES]
         return [*runs, *(self.path / file for file in (FIGURE_FILE, TABLE_FILE, SUMMARY_FILE))]
+
+
+def _clear_checkpoints(folder: Path) -> None:
+    if folder.is_dir() and not folder.is_symlink() and not folder.parent.is_symlink():
+        for checkpoint in folder.iterdir():
+            if checkpoint.is_dir() and not checkpoint.is_symlink():
+                for name in CHECKPOINT_FILES:
+                    (checkpoint / name).unlink(missing_ok=True)
+                _remove_if_empty(checkpoint)
+    _remove_if_empty(folder)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -114,9 +126,6 @@ def _run_one(
         recorders.append(arrivals)
     if target is not None:
         recorders.append(KnownMeasure(target, ends_run=False))
-    of_one_version = policy.begin(plan.workers.total).staleness_bound == 0 and not getattr(
-        policy, "staleness_weights", False
-    )
     broke_off = None
     try:
         plan.run(
@@ -125,7 +134,6 @@ def _run_one(
             reporter,
             task=contender.task,
             out=None if folder is None else folder.run_folder(contender.name),
-            together=plan.update.together if of_one_version else None,
             recorders=tuple(recorders),
         )
     except (Diverged, QuorumLost) as error:

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class SameRate(NamedTuple):
-    """A look at the stale policies at the learning rate of the synchronous ones, after a few epochs."""
+    """A look at a stale policy at the learning rate of the synchronous ones, after a few epochs."""
 
     lr: float
     epochs: int
     full_accuracy: float
-    stale: list[Row]
+    stale: Row
 
 
 def sentences(rows: Sequence[Row], target: Until, rates: dict[str, float], same_rate: SameRate) -> list[str]:
@@ -37,7 +37,7 @@ def _first(rows: Sequence[Row], goal: str) -> str:
     if winner is None:
         return f"No policy reached {goal}."
     others = ", ".join(f"{_short(row)} {_compared(row, winner)}" for row in rows if row is not winner)
-    took = f"after {_time(winner):.1f} s of virtual time"
+    took = f"after {_time(winner):.1f} s"
     return f"{_short(winner)} was the first to reach {goal}, {took}; {others}."
 
 
@@ -48,13 +48,12 @@ def _compared(row: Row, winner: Row) -> str:
 
 
 def _rates(full: Row, rates: dict[str, float], same: SameRate) -> str:
+    stale = same.stale
     chosen = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
-    found = " and ".join(f"{row.label} {_accuracy(row)}" for row in same.stale)
-    age = " and ".join(f"{row.staleness_mean:.1f}" for row in same.stale)
     return (
         f"Each ran at the learning rate that was best for it of those tried: {chosen}. "
-        f"At {same.lr:g} and after {same.epochs} epochs, {full.label} is at {same.full_accuracy:.0%}, {found}: "
-        f"their gradients were {age} versions old on average."
+        f"At {same.lr:g} and after {same.epochs} epochs, {full.label} is at {same.full_accuracy:.0%}, "
+        f"{_short(stale)} {_accuracy(stale)}; its gradients were {stale.staleness_mean:.1f} versions old on average."
     )
 
 

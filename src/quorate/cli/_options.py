@@ -16,7 +16,8 @@ from quorate.errors import BadInput
 DEFAULT_LATENCY = "pause:0.05,0.05,10"
 
 SUBJECT, CLUSTER, POLICY = "What is trained", "The cluster", "The policy"
-END, UPDATE, OUTPUT = "When it ends", "The update", "Arithmetic and output"
+END, UPDATE = "When it ends", "The update"
+KEPT, OUTPUT = "What is kept", "Arithmetic and output"
 
 
 def option(panel: str, text: str, *flags: str, **rest: Any) -> Any:
@@ -75,24 +76,33 @@ _MODELS = (
 )
 
 WorkersOption = Annotated[str, option(CLUSTER, _N_PLUS_B, metavar="N+b")]
-WireOption = Annotated[
-    str | None,
-    option(
+
+
+def wire_option(which: str = "") -> Any:
+    return option(
         CLUSTER,
-        "Gradients on their way: as they are, or as bf16, half the bytes. (real workers)",
+        f"Gradients on their way: as they are, or as bf16, half the bytes.{which}",
         show_default="fp32",
         metavar="fp32|bf16",
-    ),
-]
-NetworkOption = Annotated[
-    str | None,
-    option(
+    )
+
+
+def network_option(which: str = "") -> Any:
+    return option(
         CLUSTER,
-        "Communication, e.g. bandwidth=1Gbps,latency=0.5ms,server=10Gbps. (simulated workers)",
+        f"Communication, e.g. bandwidth=1Gbps,latency=0.5ms,server=10Gbps.{which}",
         show_default="free",
         metavar="LINKS",
-    ),
-]
+    )
+
+
+def together_option(which: str = "") -> Any:
+    return option(
+        UPDATE,
+        f"Compute a synchronous round as one big batch, or worker by worker.{which}",
+        "--together/--apart",
+        show_default="together on a GPU",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +111,7 @@ class ClusterOptions:
 
     workers: WorkersOption = "8"
     latency: Annotated[str, option(CLUSTER, f"How long a ticket takes, {_MODELS}", metavar="MODEL")] = DEFAULT_LATENCY
-    network: NetworkOption = None
+    network: Annotated[str | None, network_option()] = None
     faults: Annotated[
         str | None,
         option(
@@ -123,7 +133,7 @@ class ProcessOptions:
     device: Annotated[
         str, option(CLUSTER, "Where workers compute: cpu, cuda (all GPUs in turn) or one such as cuda:1.")
     ] = "cpu"
-    wire: WireOption = None
+    wire: Annotated[str | None, wire_option()] = None
     latency: Annotated[
         str | None,
         option(CLUSTER, f"An artificial delay before each ticket, {_MODELS}", show_default="none", metavar="MODEL"),
@@ -235,15 +245,7 @@ class UpdateOptions(LearningOptions):
     device: Annotated[
         str | None, option(UPDATE, "Where gradients are computed: cpu, cuda, cuda:1.", show_default="cpu")
     ] = None
-    together: Annotated[
-        bool | None,
-        option(
-            UPDATE,
-            "Compute a synchronous round as one big batch, or worker by worker. (simulated workers)",
-            "--together/--apart",
-            show_default="together on a GPU",
-        ),
-    ] = None
+    together: Annotated[bool | None, together_option()] = None
 
 
 # ---------------------------------------------------------------- output

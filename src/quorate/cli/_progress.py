@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from quorate.trace import Recorder
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -22,8 +25,13 @@ class Reporter(Protocol):
     """Told of every update of one run after the other."""
 
     last: Progress | None
+    real: bool  # whether the run's seconds are
 
-    def begin(self, label: str) -> None: ...
+    def begin(self, label: str, real_workers: int | None = None) -> None:
+        """A run begins; worker processes, where there are any, are being started."""
+
+    def started(self) -> None:
+        """All workers are there."""
 
     def __call__(self, progress: Progress) -> None: ...
 
@@ -32,6 +40,16 @@ class Reporter(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class Starting(Recorder):
+    """Tells a reporter when the workers are there: a run is recorded from then on."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def run(self, header: dict[str, Any]) -> None:
+        self._reporter.started()
 
 
 def reporter(quiet: bool) -> Reporter:
@@ -48,24 +66,46 @@ class Silence:
 
     def __init__(self) -> None:
         self.last: Progress | None = None
+        self.real = False
         self._label = ""
-        self._began_at = self._next_at = 0.0
+        self._first: Progress | None = None
+        self._first_at = self._next_at = 0.0
 
-    def begin(self, label: str) -> None:
+    def begin(self, label: str, real_workers: int | None = None) -> None:
         self._label = label
-        self.last = None
-        self._began_at = time.monotonic()
-        self._next_at = self._began_at + self.every_s
+        self.last = self._first = None
+        self.real = real_workers is not None
+        self._next_at = time.monotonic() + self.every_s
+
+    def started(self) -> None:
+        pass
 
     def __call__(self, progress: Progress) -> None:
         self.last = progress
         now = time.monotonic()
+        if self._first is None:
+            # The pace is counted from here: workers take a while to start, and a resumed run has a past.
+            self._first, self._first_at = progress, now
         if now >= self._next_at:
             self._next_at = now + self.every_s
-            self._show(progress, now - self._began_at)
+            self._show(progress, now)
 
-    def _show(self, progress: Progress, elapsed_s: float) -> None:
+    def _show(self, progress: Progress, now: float) -> None:
         pass
+
+    def _updates_per_s(self, progress: Progress, now: float) -> float | None:
+        assert self._first is not None
+        elapsed_s = now - self._first_at
+        return (progress.updates - self._first.updates) / elapsed_s if elapsed_s > 0 else None
+
+    def _left(self, progress: Progress, now: float) -> str:
+        """How long it will take at this pace; nothing where that is unknown."""
+        assert self._first is not None
+        elapsed_s = now - self._first_at
+        if progress.share is None or self._first.share is None or elapsed_s < 1:
+            return ""
+        done = progress.share - self._first.share
+        return clock_time(elapsed_s * (1 - progress.share) / done) if done > 0 else ""
 
     def __enter__(self) -> Self:
         return self
@@ -79,14 +119,23 @@ class Silence:
 class Lines(Silence):
     """A line every five seconds."""
 
-    def _show(self, progress: Progress, elapsed_s: float) -> None:
+    def begin(self, label: str, real_workers: int | None = None) -> None:
+        super().begin(label, real_workers)
+        if real_workers is not None:
+            self._write(starting(real_workers))
+
+    def _show(self, progress: Progress, now: float) -> None:
         share = "" if progress.share is None else f"{progress.share:.0%}, "
-        left = _left(progress.share, elapsed_s)
-        sys.stderr.write(
-            f"{self._label}: {share}{progress.updates:,} updates ({progress.updates / elapsed_s:,.0f}/s), "
-            f"{progress.seconds:.4g} s virtual{'' if progress.loss is None else f', loss {progress.loss:.3g}'}, "
-            f"dropped {progress.drop_rate:.0%}{f', {left} left' if left else ''}\n"
+        pace, left = self._updates_per_s(progress, now), self._left(progress, now)
+        self._write(
+            f"{share}{progress.updates:,} updates{'' if pace is None else f' ({pace:,.0f}/s)'}, "
+            f"{progress.seconds:.4g} s{'' if self.real else ' virtual'}"
+            f"{'' if progress.loss is None else f', loss {progress.loss:.3g}'}, "
+            f"dropped {progress.drop_rate:.0%}{f', {left} left' if left else ''}"
         )
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write(f"{self._label}: {line}\n")
         sys.stderr.flush()
 
 
@@ -97,10 +146,18 @@ class Bar(Silence):
 
     def __init__(self) -> None:
         super().__init__()
-        from rich.console import Console
+        from rich.console import Console, RenderableType
+        from rich.constrain import Constrain
         from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Display
+        from rich.progress import Progress as RichProgress
         from rich.table import Column
+
+        screen = Console(stderr=True)
+
+        class Display(RichProgress):
+            def get_renderables(self) -> Iterator[RenderableType]:
+                # Room for the ^C that a terminal writes after the bar: in a line of its own it would stay there.
+                yield Constrain(self.make_tasks_table(self.tasks), screen.width - len("^C") - 1)
 
         def text(template: str, justify: str = "right") -> TextColumn:
             return TextColumn(
@@ -111,40 +168,55 @@ class Bar(Silence):
             )
 
         self._task: TaskID | None = None
+        fields = ("share", "updates", "rate", "seconds", "loss", "dropped", "left")
         self._display = Display(
             text("{task.description}", "left"),
-            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
-            *(text(f"{{task.fields[{name}]}}") for name in ("share", "updates", "rate", "loss", "dropped", "left")),
-            console=Console(stderr=True),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
+            *(text(f"{{task.fields[{name}]}}") for name in fields),
+            console=screen,
             auto_refresh=False,  # no thread: the run itself says when there is something new
             transient=True,
             expand=True,
         )
 
-    def begin(self, label: str) -> None:
+    def begin(self, label: str, real_workers: int | None = None) -> None:
         if self._task is not None:
             if self.last is not None:
-                self._show(self.last, time.monotonic() - self._began_at)
+                self._show(self.last, time.monotonic())
             self._display.update(self._task, total=1.0, completed=1.0, share="100%", left="done")
-        super().begin(label)
+        super().begin(label, real_workers)
         self._task = self._display.add_task(
-            label, total=None, share="", updates="", rate="", loss="", dropped="", left=""
+            label,
+            total=None,
+            share="",
+            updates="" if real_workers is None else starting(real_workers),
+            rate="",
+            seconds="",
+            loss="",
+            dropped="",
+            left="",
         )
         self._display.refresh()
 
-    def _show(self, progress: Progress, elapsed_s: float) -> None:
+    def started(self) -> None:
         assert self._task is not None
-        share = progress.share
+        self._display.update(self._task, updates="no update yet")
+        self._display.refresh()
+
+    def _show(self, progress: Progress, now: float) -> None:
+        assert self._task is not None
+        share, pace = progress.share, self._updates_per_s(progress, now)
         self._display.update(
             self._task,
             total=None if share is None else 1.0,
             completed=share or 0.0,
             share="" if share is None else f"{share:.0%}",
             updates=f"{progress.updates:,} updates",
-            rate=f"{progress.updates / elapsed_s:,.0f}/s",
+            rate="" if pace is None else f"{pace:,.0f}/s",
+            seconds=f"{progress.seconds:,.0f} s" if self.real else "",
             loss="" if progress.loss is None else f"loss {progress.loss:.3f}",
             dropped=f"drop {progress.drop_rate:.0%}",
-            left=_left(share, elapsed_s),
+            left=self._left(progress, now),
         )
         self._display.refresh()
 
@@ -158,11 +230,12 @@ class Bar(Silence):
         self._display.stop()
 
 
-def _left(share: float | None, elapsed_s: float) -> str:
-    """How long it will take at this pace; nothing where that is unknown."""
-    if not share or elapsed_s < 1:
-        return ""
-    seconds = round(elapsed_s * (1 - share) / share)
-    minutes, seconds = divmod(seconds, 60)
+def starting(workers: int) -> str:
+    return "starting a worker" if workers == 1 else f"starting {workers} workers"
+
+
+def clock_time(seconds: float) -> str:
+    """Minutes and seconds, and hours where there are any."""
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

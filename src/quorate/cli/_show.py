@@ -7,6 +7,8 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from quorate.reporting.comparison import REAL, VIRTUAL, seconds_are
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -42,6 +44,7 @@ def print_summary(result: Result, label: str) -> None:
 
     header = result.metrics.header
     subject = f"on {header['task']}" if header["task"] else "without gradients"
+    where = cluster_text(header) if seconds_are(header) == REAL else f"latency {header['engine']['latency']}"
     lines = Table.grid(padding=(0, 2))
     lines.add_column(style="bold", no_wrap=True)
     lines.add_column(overflow="fold")
@@ -50,7 +53,7 @@ def print_summary(result: Result, label: str) -> None:
     if result.out is not None:
         lines.add_row("files", Text(str(result.out)))
     screen = console()
-    screen.print(Text(f"{label} {subject}, seed {header['seed']}, latency {header['engine']['latency']}"))
+    screen.print(Text(f"{label} {subject}, seed {header['seed']}, {where}"))
     screen.print(lines)
 
 
@@ -59,7 +62,10 @@ def _lines(result: Result) -> list[tuple[str, str]]:
     tickets, samples, size, work = (summary[key] for key in ("tickets", "samples", "bytes", "worker_seconds"))
     ended = max(1, tickets["applied"] + tickets["dropped"] + tickets["lost"])
     lines = [
-        ("updates", f"{summary['updates']:,} in {seconds(summary['seconds'])} of virtual time"),
+        (
+            "updates",
+            f"{summary['updates']:,} in {seconds(summary['seconds'])} of {seconds_are(result.metrics.header)} time",
+        ),
         ("an update took", _spread(summary["update_seconds"])),
         (
             "tickets",
@@ -84,6 +90,15 @@ def _lines(result: Result) -> list[tuple[str, str]]:
     if summary["digest"] is not None:
         lines.append(("digest", summary["digest"]))
     return lines
+
+
+def cluster_text(header: dict[str, Any]) -> str:
+    """What a run was made on, and whether its seconds are real."""
+    count, latency = header["workers"], header["engine"]["latency"]
+    if seconds_are(header) == VIRTUAL:
+        return f"{count} simulated workers, virtual seconds; latency {latency}"
+    kind = "process, real seconds" if count == 1 else "processes, real seconds"
+    return f"{count} worker {kind}" + ("" if latency is None else f"; artificial delays {latency}")
 
 
 def _spread(times: dict[str, float | None]) -> str:

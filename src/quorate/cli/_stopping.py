@@ -24,10 +24,10 @@ def telling_what_is_left(label: str, reporter: Reporter, out: Path | None) -> It
         metrics = ended.result.metrics
         where = f"after update {metrics.updates:,} ({metrics.seconds:.4g} s)"
         status = TERMINATED if ended.signal == "SIGTERM" else INTERRUPTED
-        raise Stopped(f"stopped {label} {where}; {_what_is_left(out)}", status) from None
+        raise Stopped(f"stopped {label} {where}; {_what_is_left(out, real=True)}", status) from None
     except (KeyboardInterrupt, Terminated) as signal:
         status = TERMINATED if isinstance(signal, Terminated) else INTERRUPTED
-        raise Stopped(f"stopped {label} {_how_far(reporter)}; {_what_is_left(out)}", status) from None
+        raise Stopped(f"stopped {label} {_how_far(reporter)}; {_what_is_left(out, reporter.real)}", status) from None
     except (QuorumLost, WorkerFailed) as error:
         if out is not None and _last_checkpoint(out) is not None:
             error.add_note(f"to go on: {command_to_go_on(out)}")
@@ -45,14 +45,15 @@ def _how_far(reporter: Reporter) -> str:
     return f"at update {last.updates:,} ({last.seconds:.4g} s{'' if reporter.real else ' virtual'})"
 
 
-def _what_is_left(out: Path | None) -> str:
+def _what_is_left(out: Path | None, real: bool) -> str:
     if out is None:
         return "nothing was recorded, since there was no --out"
     version = _last_checkpoint(out)
     if version is not None:
-        return f"a checkpoint of update {version:,} is in {str(out)!r}; to go on: {command_to_go_on(out)}"
+        return f"the checkpoint of update {version:,} is in {str(out)!r}; to go on: {command_to_go_on(out)}"
     trace = out / TRACE_FILE
-    return f"the trace so far is in {str(trace)!r}" if trace.exists() else "nothing was written"
+    kept = f"the trace so far is in {str(trace)!r}" if trace.exists() else "nothing was written"
+    return f"there is no checkpoint to go on from, {kept}" if real else kept
 
 
 def _last_checkpoint(out: Path) -> int | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from quorate.cli._show import console, megabytes, seconds
-from quorate.reporting.comparison import Row
+from quorate.cli._show import cluster_text, console, megabytes, seconds
+from quorate.reporting.comparison import Row, seconds_are
 
 if TYPE_CHECKING:
     from quorate.conditions import Until
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 WIDE = 100  # columns of a terminal from which on no heading need be cut
 
 
-def print_table(rows: Sequence[Row], target: Until | None, measure: str | None) -> None:
-    """One row a run."""
+def print_table(rows: Sequence[Row], target: Until | None, measure: str | None, header: dict[str, Any]) -> None:
+    """What all runs were made on, from the header of one of them; then one row a run."""
     from rich.table import Table
     from rich.text import Text
 
     screen = console()
+    screen.print(Text(f"{cluster_text(header)}, seed {header['seed']}"))
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
-    columns = _columns(rows, target, measure)
+    columns = _columns(rows, target, measure, seconds_are(header))
     for index, (heading, _) in enumerate(columns):
         table.add_column(
             heading if screen.width < WIDE else heading.replace("-\n", ""),
@@ -38,12 +39,14 @@ def print_table(rows: Sequence[Row], target: Until | None, measure: str | None) 
     console(width=max(needed, screen.width)).print(table)
 
 
-def _columns(rows: Sequence[Row], target: Until | None, measure: str | None) -> list[tuple[str, list[str]]]:
+def _columns(
+    rows: Sequence[Row], target: Until | None, measure: str | None, kind_of_seconds: str
+) -> list[tuple[str, list[str]]]:
     columns: list[tuple[str, list[str]]] = [("policy", [row.label for row in rows])]
     if target is not None:
         columns.append((f"time to\n{target.target:g}", [_reached(row) for row in rows]))
     else:
-        columns.append(("virtual\ntime", [seconds(row.seconds) for row in rows]))
+        columns.append((f"{kind_of_seconds}\ntime", [seconds(row.seconds) for row in rows]))
         columns.append(("samples\nper s", [_number(row.samples_per_s) for row in rows]))
     columns.append(("speed\nup", ["–" if row.speed_up is None else f"×{row.speed_up:.2f}" for row in rows]))
     if any(row.final is not None for row in rows):

@@ -1,53 +1,94 @@
-"""`quorate compare`: several policies on one task, with the same seed and the same slow workers."""
+"""`quorate compare`: several policies on one task, with the same seed and equally slow workers."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from quorate.cli._comparing import FIGURE_FILE, ComparisonFolder, Contender, run_all
+from quorate.cli._engines import Processes, Simulation
 from quorate.cli._grouping import grouped
 from quorate.cli._options import (
+    CLUSTER,
+    DEFAULT_LATENCY,
     END,
-    OUTPUT,
     POLICY,
-    ClusterOptions,
     EndOptions,
     FigureOption,
     OutFolderOption,
     OutputOptions,
     PolicyOptions,
     SubjectOptions,
+    ThreadsOption,
     UpdateOptions,
     WorkersOption,
+    network_option,
     option,
+    together_option,
+    wire_option,
 )
-from quorate.cli._policies import choose_policies, label, parse_workers
+from quorate.cli._policies import choose_policies, label, parse_workers, shown
 from quorate.cli._progress import reporter
-from quorate.cli._running import check_engine, make_plan, torch_threads
+from quorate.cli._running import at_work, make_plan
 from quorate.cli._show import print_json
 from quorate.cli._table import print_table
-from quorate.errors import BadInput
+from quorate.errors import BadInput, unknown_name
 from quorate.policies import Policy
 
+ENGINES = ("local", "simulated")
+#: A tenth of what is simulated: these seconds are waited for.
+DEFAULT_DELAYS = "pause:0.005,0.05,10"
 DEFAULT_POLICIES = "full-sync,backup,async,softsync"
 DIGITS_TARGET = "accuracy>=0.95"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedCluster(ClusterOptions):
+class ComparedCluster:
     """The same cluster for all, with backups for those that use them."""
 
+    engine: Annotated[
+        str,
+        option(CLUSTER, "Where it runs: on worker processes of this machine, or simulated.", metavar="local|simulated"),
+    ] = "local"
     workers: WorkersOption = "6+2"
+    latency: Annotated[
+        str | None,
+        option(
+            CLUSTER,
+            "How long a simulated ticket takes, or how long a real one is held back; e.g. constant:0.05, "
+            "shifted-exp:0.05,0.025, chen2016, lognormal:0.05,0.4*slow:3=4.",
+            show_default=f"{DEFAULT_DELAYS} local, {DEFAULT_LATENCY} simulated",
+            metavar="MODEL",
+        ),
+    ] = None
+    wire: Annotated[str | None, wire_option(" (local)")] = None
+    network: Annotated[str | None, network_option(" (simulated)")] = None
+    faults: Annotated[
+        str | None,
+        option(
+            CLUSTER,
+            "Workers that go, e.g. 'lose:3@2'; real ones come back by themselves, simulated ones with join:3@25.",
+            show_default="none",
+            metavar="SCRIPT",
+        ),
+    ] = None
+    patience: Annotated[float, option(CLUSTER, "Seconds to wait for workers when too few are alive.")] = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedUpdate(UpdateOptions):
+    """The update of either engine."""
+
+    together: Annotated[bool | None, together_option(" (simulated)")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedEnd(EndOptions):
     """Long enough for the digits to be learned, so that there is something to compare."""
 
-    epochs: Annotated[int | None, option(END, "End after so many epochs.", show_default="20 with gradients")] = None
+    epochs: Annotated[int | None, option(END, "End after so many epochs.", show_default="otherwise 20")] = None
     default_epochs: ClassVar[int] = 20
 
 
@@ -70,9 +111,9 @@ def compare(
             metavar="CONDITION",
         ),
     ] = None,
-    update: UpdateOptions,
+    update: ComparedUpdate,
     output: OutputOptions,
-    engine: Annotated[str, option(OUTPUT, "Where it runs: simulated.", metavar="NAME")] = "simulated",
+    threads: ThreadsOption = 1,
     out: OutFolderOption = None,
     figure: FigureOption = None,
 ) -> int:
@@ -85,7 +126,7 @@ def compare(
     from quorate.reporting.comparison import make_rows, measure_of, summary_of
     from quorate.reporting.figures import draw_comparison, has_panels
 
-    check_engine(engine)
+    place = choose_place(cluster, subject, update, threads)
     workers = parse_workers(cluster.workers)
     chosen = choose_policies(policies, workers, options.given())
     _check_figure(figure, out, subject.no_gradients, chosen)
@@ -94,14 +135,14 @@ def compare(
     if target is None and subject.task == "digits" and not subject.no_gradients:
         target = DIGITS_TARGET
     goal = None if target is None else parse_until(target)
-    plan = make_plan(subject, cluster, end, update)
+    plan = make_plan(subject, workers, place, cluster.patience, end, update)
     contenders = [Contender(policy.name, label(policy, workers.total), policy) for policy in chosen]
     folder = None
     if out is not None:
         folder = ComparisonFolder(out, [contender.name for contender in contenders])
         folder.check_free("name another, or move it away")
 
-    with torch_threads(output.threads), reporter(output.quiet) as report:
+    with at_work(threads), reporter(output.quiet) as report:
         outcomes = run_all(plan, contenders, goal, report, folder)
     rows = make_rows(outcomes, goal)
     if folder is not None:
@@ -113,11 +154,49 @@ def compare(
     if output.json:
         print_json(summary_of(outcomes, goal))
     else:
-        print_table(rows, goal, measure_of(outcomes, goal))
+        print_table(rows, goal, measure_of(outcomes, goal), outcomes[0].metrics.header)
     broken = [outcome for outcome in outcomes if outcome.broke_off is not None]
     for outcome in broken:
         sys.stderr.write(f"error: {outcome.label}: {outcome.broke_off}\n")
     return 1 if broken else 0
+
+
+def choose_place(
+    cluster: ComparedCluster, subject: SubjectOptions, update: UpdateOptions, threads: int
+) -> Processes | Simulation:
+    """The engine that was asked for. What only the other one knows is refused rather than left unheeded."""
+    if cluster.engine not in ENGINES:
+        raise unknown_name("engine", cluster.engine, ENGINES)
+    if cluster.engine == "simulated":
+        _refuse({"wire": cluster.wire}, "simulated gradients are not sent anywhere", "--engine local")
+        return Simulation(
+            latency=cluster.latency or DEFAULT_LATENCY,
+            network=cluster.network,
+            faults=cluster.faults,
+            device=update.device,
+            together=update.together,
+            only_where_it_can=True,
+        )
+    not_real = {
+        "network": cluster.network,
+        "no_gradients": subject.no_gradients or None,
+        "together": update.together or None,
+        "apart": True if update.together is False else None,
+    }
+    _refuse(not_real, "the local engine's workers are real", "--engine simulated")
+    return Processes(
+        threads=threads,
+        device=update.device or "cpu",
+        latency=cluster.latency or DEFAULT_DELAYS,
+        faults=cluster.faults,
+        wire=cluster.wire,
+    )
+
+
+def _refuse(options: dict[str, Any], why: str, other_engine: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise BadInput(f"{shown(name, value)} was given, but {why}; leave it out, or add {other_engine}")
 
 
 def _check_figure(figure: Path | None, out: Path | None, no_gradients: bool, policies: list[Policy]) -> None:

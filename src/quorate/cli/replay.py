@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli import Stopped
-from quorate.cli._running import torch_threads
+from quorate.cli._running import at_work
 from quorate.cli._show import print_json
+from quorate.cli._signals import INTERRUPTED, Stopped
 
 
 def replay(
@@ -31,10 +31,10 @@ def replay(
     import quorate
 
     try:
-        with torch_threads(threads):
+        with at_work(threads):
             done = quorate.replay(run, task, gradients=False if no_gradients else None, device=device)
     except KeyboardInterrupt:
-        raise Stopped("stopped the replay; what was compared until then agreed") from None
+        raise Stopped("stopped the replay; what was compared until then agreed", INTERRUPTED) from None
     digest = done.result.digest
     if json:
         print_json(

@@ -12,7 +12,7 @@ from quorate.cli._engines import Processes
 from quorate.cli._folders import folder_for_run
 from quorate.cli._grouping import grouped
 from quorate.cli._options import (
-    OUTPUT,
+    KEPT,
     EndOptions,
     LearningOptions,
     OutputOptions,
@@ -42,22 +42,22 @@ def train(
     out: Annotated[
         Path | None,
         option(
-            OUTPUT, "A new folder for what is recorded.", show_default="the next of runs/001, runs/002 …", metavar="DIR"
+            KEPT, "A new folder for what is recorded.", show_default="the next of runs/001, runs/002 …", metavar="DIR"
         ),
     ] = None,
     checkpoint_every: Annotated[
-        int | None, option(OUTPUT, "Updates between checkpoints; a signal leaves one in any case.", show_default="none")
+        int | None, option(KEPT, "Updates between checkpoints; a signal leaves one in any case.", show_default="none")
     ] = None,
     resume: Annotated[
         Path | None,
-        option(OUTPUT, "Go on with the run in this folder, as it was recorded; an end may be new.", metavar="RUN"),
+        option(KEPT, "Go on with the run in this folder, as it was recorded; an end may be new.", metavar="RUN"),
     ] = None,
     output: OutputOptions,
 ) -> None:
     """Train a task on worker processes of this machine.
 
-    Ctrl-C and SIGTERM end it after the update under way, with a checkpoint and the command to go on. A second
-    Ctrl-C ends it at once.
+    Ctrl-C and SIGTERM end it after the update under way, with a checkpoint and the command to go on.
+    A second Ctrl-C ends it at once.
     """
     if resume is not None:
         with reporter(output.quiet) as report:

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from quorate.metrics import Metrics
 
 
+REAL, VIRTUAL = "real", "virtual"
+
+
+def seconds_are(header: dict[str, Any]) -> str:
+    """Whether a run's seconds are those of a clock on the wall or simulated ones."""
+    return VIRTUAL if header["engine"]["name"] == "simulated" else REAL
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One run of a comparison."""
@@ -53,7 +61,7 @@ class Row:
 
 
 def time_to(metrics: Metrics, target: Until) -> float | None:
-    """Virtual seconds to the first evaluation for which the target holds; None if it never does."""
+    """Seconds to the first evaluation for which the target holds; None if it never does."""
     for evaluation in metrics.evaluations:
         if target.holds(evaluation.measures):
             return evaluation.time
@@ -137,4 +145,8 @@ def summary_of(outcomes: Sequence[Outcome], target: Until | None) -> dict[str, A
         }
         if outcome.broke_off is not None:
             runs[outcome.name]["broke_off"] = outcome.broke_off
-    return {"target": None if target is None else target.text(), "runs": runs}
+    return {
+        "engine": outcomes[0].metrics.header["engine"]["name"],
+        "target": None if target is None else target.text(),
+        "runs": runs,
+    }

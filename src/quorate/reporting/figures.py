@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.errors import BadInput, QuorateError
-from quorate.reporting.comparison import Outcome, measure_of, time_to
+from quorate.reporting.comparison import VIRTUAL, Outcome, measure_of, seconds_are, time_to
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,17 +56,20 @@ def has_panels(outcomes: Sequence[Outcome]) -> bool:
 
 
 def draw_comparison(outcomes: Sequence[Outcome], target: Until | None, file: Path) -> None:
-    """Left, what was learned over virtual time; right, what the last gradients of a full round cost."""
+    """Left, what was learned over time; right, what the last gradients of a full round cost."""
     check_can_draw()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     learned, timed = any(map(_learned, outcomes)), _timed(outcomes)
     widths = [1.6] * learned + [1.0] * (timed is not None)
     assert widths, "has_panels says so"
     with rc_context(STYLE):
-        figure = Figure(figsize=(8.6 if len(widths) == 2 else 5.6, 3.7), dpi=200, layout="constrained")
+        figure = Figure(
+            figsize=(8.6 if len(widths) == 2 else 5.6, 3.7), dpi=200, layout=ConstrainedLayoutEngine(w_pad=0.1)
+        )
         FigureCanvasAgg(figure)
         panels = list(figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0])
         if learned:
@@ -111,8 +114,15 @@ def _draw_learning(axes: Axes, outcomes: Sequence[Outcome], target: Until | None
             target.target, color="#555555", linewidth=1, linestyle=(0, (1, 2)), label=f"target {target.target:g}"
         )
     axes.set_xlim(0, _last_second(outcomes, target))
-    axes.set_xlabel("virtual seconds")
+    axes.set_xlabel(_time_axis(outcomes[0].metrics.header))
     axes.set_ylabel((measure or "training loss").replace("_", " "))
+
+
+def _time_axis(header: dict[str, Any]) -> str:
+    if seconds_are(header) == VIRTUAL:
+        return "virtual seconds"
+    delays = "" if header["engine"]["latency"] is None else ", artificial delays"
+    return f"seconds (real processes{delays})"
 
 
 def _last_second(outcomes: Sequence[Outcome], target: Until | None) -> float:
@@ -165,7 +175,7 @@ def _draw_arrivals(axes: Axes, timed: Outcome, outcomes: Sequence[Outcome]) -> N
             )
     axes.set_title(f"{timed.label}: mean and 10–90% of rounds", loc="left", fontsize=9.5)
     axes.set_xlabel("k-th gradient of a round")
-    axes.set_ylabel("seconds until it arrives")
+    axes.set_ylabel(f"{'virtual ' if seconds_are(timed.metrics.header) == VIRTUAL else ''}seconds until it arrives")
     axes.set_ylim(0, top * 1.06)
     if len(places) <= 16:
         axes.set_xticks(places)

@@ -22,7 +22,7 @@ from quorate.events import Ticket
 
 #: A worker that fails so often without one answer in between ends the run; so does a batch that fails so often.
 FAILURES_ALLOWED = 3
-#: A batch whose workers are killed (which may be chance) so often ends the run.
+#: So often where they were killed, which may be chance.
 DEATHS_ALLOWED = 8
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.1, 5.0
 _LOOK_EVERY_S = 0.1
@@ -212,7 +212,7 @@ class Crew:
             if self._failed_batches[told.batch] >= FAILURES_ALLOWED or seat.failures >= FAILURES_ALLOWED:
                 times = max(self._failed_batches[told.batch], seat.failures)
                 raise WorkerFailed(f"worker {seat.number} failed at batch {told.batch}, {_often(times)}:\n{told.text}")
-        elif not loss.was_ready and seat.failures >= FAILURES_ALLOWED:
+        elif not loss.was_ready and seat.failures >= (DEATHS_ALLOWED if told is None else FAILURES_ALLOWED):
             ended = how_it_ended(self._pool.exit_status(seat.pid))
             why = told.text if told is not None else f"its process {ended}"
             raise WorkerFailed(f"worker {seat.number} cannot start, {_often(seat.failures)}:\n{why}")
