@@ -19,7 +19,7 @@ def test_the_first_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert found is not None
     code = found[1]
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
-    exec(compile(code.replace("epochs=25", "epochs=1"), "README.md", "exec"), {})
+    exec(compile(code.replace("epochs=10", "epochs=1"), "README.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("(")[0] for line in lines] == ["FullSync", "BackupSync", "KBatchSync"]
 
@@ -40,4 +40,4 @@ def test_every_latency_text_parses() -> None:
 
 def test_the_commands_exist() -> None:
     commands = {shlex.split(command)[1] for command in re.findall(r"`(quorate [^`]*)`", README)}
-    assert commands <= {"simulate", "compare", "replay", "demo"}
+    assert commands <= {"train", "simulate", "compare", "replay", "demo"}

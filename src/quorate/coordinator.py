@@ -39,8 +39,8 @@ from quorate.trace import Recorder, Update
 #: Refused gradients in a row, per worker, after which a run counts as diverged.
 REFUSALS_PER_WORKER = 10
 
-#: Below the quorum, how often to look whether somebody wants the run to end.
-_LOOK_UP_S = 0.2
+#: How often to look whether somebody wants the run to end, and how long an update may take then, at least.
+_LOOK_UP_S, _FINISH_S = 0.2, 5.0
 
 LIMIT_REACHED, DATA_USED_UP = "limit reached", "data used up"
 
@@ -87,6 +87,7 @@ class Coordinator:
         self._left_over: list[Action] = []  # what the policy wanted when the run was over
         self._at_rest: Callable[[float], None] | None = None
         self._end_at_rest: str | None = None
+        self._stop_by: float | None = None  # once the end is asked for: when not to wait for the update any more
         self._engine_is_away = False  # while a resumed run catches up with what was lost
 
     @property
@@ -149,18 +150,21 @@ class Coordinator:
 
     # ------------------------------------------------------------ events
 
-    def _look_up_at(self, time: float) -> float | None:
-        """Until when to wait for an event. Below the quorum there may be none for long: look up for a signal."""
-        if self._give_up_at is None:
-            return None
-        return min(self._give_up_at, self._engine.now(time) + _LOOK_UP_S)
+    def _look_up_at(self, time: float) -> float:
+        """Until when to wait for an event before looking whether somebody wants the run to end."""
+        soon = self._engine.now(time) + _LOOK_UP_S
+        return soon if self._give_up_at is None else min(self._give_up_at, soon)
 
     def _may_wait_on(self, time: float) -> bool:
+        """Nothing has happened for a moment. Whoever asked for the end waits for the update, but not for ever."""
         assert self._stop is not None
-        if self._give_up_at is not None and self._stop.reason is not None:
-            self._over = self._stop.reason
-            return True
-        return self._give_up_at is not None and self._engine.now(time) < self._give_up_at
+        now = self._engine.now(time)
+        if self._stop.reason is not None:
+            if self._stop_by is None:
+                self._stop_by = now + max(_FINISH_S, 5 * now / max(1, self._version))
+            if self._stop.at_once or self._give_up_at is not None or now >= self._stop_by:
+                self._over = self._stop.reason
+        return self._over is not None or self._give_up_at is None or now < self._give_up_at
 
     def _why_nothing_happens(self, now: float) -> Exception:
         if self._give_up_at is None:

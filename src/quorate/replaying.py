@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from quorate.coordinator import DATA_USED_UP
+from quorate.coordinator import DATA_USED_UP, LIMIT_REACHED
 from quorate.engines._in_process import InProcessEngine
 from quorate.engines.base import Job, Outcome
 from quorate.errors import BadInput, ReplayMismatch
@@ -22,6 +22,7 @@ from quorate.ledger import Ledger
 from quorate.limits import Limits
 from quorate.policies import make_policy
 from quorate.running import Manner, Result, run
+from quorate.stopping import RecordedStop
 from quorate.task import bind_task
 from quorate.trace import LineRecorder, parts_of, read_trace
 
@@ -50,10 +51,11 @@ class Replayed(InProcessEngine):
 
     name = "replayed"
 
-    def __init__(self, path: Path, header: dict[str, Any], device: str) -> None:
+    def __init__(self, path: Path, header: dict[str, Any], stop: RecordedStop | None, device: str) -> None:
         super().__init__(device, header["parameter_bytes"])
         self.workers = header["workers"]
         self._path, self._header = path, header
+        self.stop = stop
         self._threads_before: int | None = None
         self._tickets: dict[int, Ticket] = {}
 
@@ -160,6 +162,8 @@ class Replayed(InProcessEngine):
             return Refused(record["time"], ticket)
         if kind in ("apply", "drop"):
             self._arrived.difference_update(record.get("tickets", (record.get("ticket"),)))
+        if kind == "end" and self.stop is not None:
+            self.stop.reached = True
         if kind == "abandon":
             return Abandoned(record["time"], self._cancelled.pop(record["ticket"]), record["cancel_s"])
         if kind == "join":
@@ -266,13 +270,14 @@ def replay(path: str | Path, task: Any = None, *, gradients: bool | None = None,
         learning=Learning(**header["learning"]),
         seed=header["seed"],
     )
+    stop = None if end["reason"] in (LIMIT_REACHED, DATA_USED_UP) else RecordedStop(end["reason"])
     limits = Limits(
-        updates=None if end["reason"] == DATA_USED_UP else end["version"],
+        updates=end["version"] if end["reason"] == LIMIT_REACHED else None if stop is None else end["version"] + 1,
         epochs=header["epochs"],
         evaluate_every=header["evaluate_every"],
     )
-    engine = Replayed(path, header, device or header["engine"].get("device") or "cpu")
+    engine = Replayed(path, header, stop, device or header["engine"].get("device") or "cpu")
     comparison = Comparison(path, gradients)
-    manner = Manner(patience_s=math.inf, recorders=(comparison,), ending=end["reason"])
+    manner = Manner(patience_s=math.inf, recorders=(comparison,), stop=engine.stop)
     result = run(job, engine, limits, None, manner)
     return Replay(result, comparison.lines, gradients)

@@ -75,7 +75,6 @@ class Manner:
     recorders: tuple[Recorder, ...] = ()
     checkpoint_every: int | None = None  # updates; one is written at the end in any case, where the engine can
     stop: Stop | None = None
-    ending: str = LIMIT_REACHED  # what the trace says when the updates are made
 
 
 def run(
@@ -292,7 +291,7 @@ class _Pace:
             watchers,
             manner.on_progress,
         )
-        self._stop, self._ending = manner.stop, manner.ending
+        self._stop = manner.stop
         self.coordinator: Coordinator | None = None
         self.checkpoints: Checkpoints | None = None
         self._updates = limits.updates
@@ -311,12 +310,12 @@ class _Pace:
             over = over or self._until.holds(self._values(version, time, loss))
         if self._on_progress is not None:
             self._on_progress(Progress(version, time, loss, self._metrics.drop_rate(), self._share(version)))
-        if over and self._ending == LIMIT_REACHED:
-            return self._ending
+        if over:
+            return LIMIT_REACHED
         asked = None if self._stop is None else self._stop.reason
-        if over or asked is not None:
+        if asked is not None:
             assert self.coordinator is not None
-            self.coordinator.end_at_rest(asked or self._ending)
+            self.coordinator.end_at_rest(asked)
         elif self.checkpoints is not None:
             self.checkpoints.after_update(version)
         return None

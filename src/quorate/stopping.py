@@ -15,6 +15,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Stop:
     """Whether somebody has asked the run to end."""
 
+    #: Not even the update under way is waited for.
+    at_once = False
+
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._before: dict[int, Any] = {}
@@ -41,3 +44,18 @@ class Stop:
         for number, before in self._before.items():
             signal.signal(number, signal.SIG_DFL if before is None else before)
         self._before = {}
+
+
+class RecordedStop(Stop):
+    """The end of a recorded run that somebody ended: when its trace is over."""
+
+    at_once = True
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self._recorded = reason
+        self.reached = False
+
+    @property
+    def reason(self) -> str | None:
+        return self._recorded if self.reached else None

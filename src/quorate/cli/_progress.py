@@ -168,10 +168,10 @@ class Bar(Silence):
             )
 
         self._task: TaskID | None = None
-        fields = ("share", "updates", "rate", "seconds", "loss", "dropped", "left")
+        fields = ("share", "updates", "pace", "loss", "dropped", "left")
         self._display = Display(
             text("{task.description}", "left"),
-            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=1)),
             *(text(f"{{task.fields[{name}]}}") for name in fields),
             console=screen,
             auto_refresh=False,  # no thread: the run itself says when there is something new
@@ -190,8 +190,7 @@ class Bar(Silence):
             total=None,
             share="",
             updates="" if real_workers is None else starting(real_workers),
-            rate="",
-            seconds="",
+            pace="",
             loss="",
             dropped="",
             left="",
@@ -205,15 +204,15 @@ class Bar(Silence):
 
     def _show(self, progress: Progress, now: float) -> None:
         assert self._task is not None
-        share, pace = progress.share, self._updates_per_s(progress, now)
+        share, rate = progress.share, self._updates_per_s(progress, now)
+        pace = "" if rate is None else f"{rate:,.0f}/s"
         self._display.update(
             self._task,
             total=None if share is None else 1.0,
             completed=share or 0.0,
             share="" if share is None else f"{share:.0%}",
             updates=f"{progress.updates:,} updates",
-            rate="" if pace is None else f"{pace:,.0f}/s",
-            seconds=f"{progress.seconds:,.0f} s" if self.real else "",
+            pace=f"{progress.seconds:,.0f} s" if self.real else pace,
             loss="" if progress.loss is None else f"loss {progress.loss:.3f}",
             dropped=f"drop {progress.drop_rate:.0%}",
             left=self._left(progress, now),

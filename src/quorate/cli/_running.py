@@ -62,6 +62,8 @@ class Plan:
         workers = self.workers.total
         engine = self.place.engine(workers, policy, self.model_bytes)
         reporter.begin(label, real_workers=workers if self.place.real else None)
+        if self.place.real:
+            recorders = (*recorders, Starting(reporter))
         with telling_what_is_left(label, reporter, out):
             return quorate.train(
                 self.task if task is None else task,
@@ -79,7 +81,7 @@ class Plan:
                 patience_s=self.patience,
                 checkpoint_every=checkpoint_every,
                 on_progress=reporter,
-                recorders=(*recorders, Starting(reporter)),
+                recorders=recorders,
             )
 
 

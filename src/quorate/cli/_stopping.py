@@ -12,6 +12,8 @@ from quorate.cli._signals import INTERRUPTED, TERMINATED, Stopped, Terminated
 from quorate.errors import QuorumLost, WorkerFailed
 from quorate.trace import TRACE_FILE
 
+NO_UPDATE = "before the first update"
+
 
 @contextmanager
 def telling_what_is_left(label: str, reporter: Reporter, out: Path | None) -> Iterator[None]:
@@ -22,7 +24,7 @@ def telling_what_is_left(label: str, reporter: Reporter, out: Path | None) -> It
         yield
     except Interrupted as ended:
         metrics = ended.result.metrics
-        where = f"after update {metrics.updates:,} ({metrics.seconds:.4g} s)"
+        where = f"after update {metrics.updates:,} ({metrics.seconds:.4g} s)" if metrics.updates else NO_UPDATE
         status = TERMINATED if ended.signal == "SIGTERM" else INTERRUPTED
         raise Stopped(f"stopped {label} {where}; {_what_is_left(out, real=True)}", status) from None
     except (KeyboardInterrupt, Terminated) as signal:
@@ -41,7 +43,7 @@ def command_to_go_on(run: Path) -> str:
 def _how_far(reporter: Reporter) -> str:
     last = reporter.last
     if last is None:
-        return "before the first update"
+        return NO_UPDATE
     return f"at update {last.updates:,} ({last.seconds:.4g} s{'' if reporter.real else ' virtual'})"
 
 
