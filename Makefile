@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long check format benchmark clean
+.PHONY: demo test test-long check format benchmark benchmark-local clean
 
-demo: $(READY)  ## why backup workers are worth having, in under a minute
+demo: $(READY)  ## why backup workers are worth having: eight real processes, in under a minute
 	$(BIN)/quorate demo --out demo --overwrite
 
 test: check  ## the whole test command: lint, format, types, tests
@@ -26,6 +26,9 @@ format: $(READY)
 
 benchmark: $(READY)  ## the simulator's cost, as ratios and rates
 	$(BIN)/python -m benchmarks.simulator
+
+benchmark-local: $(READY)  ## the local engine beside DDP and the floor; hours, or minutes with QUICK=--quick
+	$(BIN)/python -m benchmarks.local $(QUICK)
 
 # The stamp is written last, so an interrupted set-up is simply done again.
 $(READY): pyproject.toml constraints.txt

@@ -142,8 +142,8 @@ class Coordinator:
                 actions = handle(heard) if heard is not None else []
             if actions:
                 time = self._carry_out(time, actions)
-        if self._at_end is not None and not pending and not any(isinstance(one, Apply) for one in self._left_over):
-            self._at_end(time)  # (an update decided but not made could not be made again from a checkpoint)
+        if self._at_end is not None and self._can_be_saved():
+            self._at_end(time)
         self._end_open_tickets(time)
         engine.settle()
         return time
@@ -338,6 +338,12 @@ class Coordinator:
             self._drop(time, Drop(ticket, "the run is over"))
 
     # ------------------------------------------------------------ checkpoints
+
+    def _can_be_saved(self) -> bool:
+        """Whether this end is one to go on from: an update decided but not made could not be made again."""
+        if self._over is None:
+            return True  # all data is used up; that workers found none is what is pending
+        return not self._pending and not any(isinstance(action, Apply) for action in self._left_over)
 
     def call_at_rest(self, callback: Callable[[float], None]) -> None:
         """Call this with the time as soon as every decision made so far is carried out."""

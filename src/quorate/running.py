@@ -174,7 +174,8 @@ class Checkpoints:
     def __init__(
         self, out: Path, trace: TraceWriter, coordinator: Coordinator, engine: Engine, every: int | None
     ) -> None:
-        self._coordinator, self._engine, self._trace, self._every = coordinator, engine, trace, every
+        self._out, self._trace, self._every = out, trace, every
+        self._coordinator, self._engine = coordinator, engine
         self._writer = BackgroundWriter(_TracedFolder(out, trace), _warn)
         if every is not None:
             check_can_save(engine.state())  # rather now than after an hour
@@ -213,7 +214,7 @@ class Checkpoints:
     def last_words(self, time: float) -> str:
         """Save what there is of a run that cannot go on, and say where."""
         self.take_last(time)
-        return f"(a checkpoint of version {self._coordinator.version} is there: go on with --resume)"
+        return f"(a checkpoint of version {self._coordinator.version} is in {str(self._out)!r})"
 
     def finish(self) -> None:
         self._writer.finish()

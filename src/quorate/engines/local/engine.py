@@ -64,6 +64,7 @@ class Local(Engine):
         self.device = checked_device(device)
         self.latency = parse_latency(latency) if isinstance(latency, str) else latency
         self.faults = parse_faults(faults) if isinstance(faults, str) else faults
+        _check_faults(self.faults, workers)
         if wire not in WIRES:
             raise BadInput(f"wire is {wire!r}, but gradients can be stored as one of: {', '.join(WIRES)}")
         self.wire = wire
@@ -222,7 +223,7 @@ class _Open:
         synchronous = job.policy.staleness_bound == 0
         self._stride = job.policy.begin(engine.workers).per_update if synchronous else engine.workers
         self._newest_batch = -1
-        self._faults = _fault_times(engine, job.seed)
+        self._faults = _fault_times(engine)
 
     def _check_room(self, block_bytes: int) -> None:
         """Refuse what cannot fit before anything is started."""
@@ -415,10 +416,18 @@ def _devices(device: torch.device) -> list[str]:
     return [str(device)]
 
 
-def _fault_times(engine: Local, seed: int) -> list[tuple[float, int]]:
+def _check_faults(faults: Faults | None, workers: int) -> None:
+    if faults is None:
+        return
+    if faults.crash_every_s is not None:
+        raise BadInput("the local engine kills by a script (lose:3@10); crash: is for the simulated engine")
+    for fault in faults.script:
+        if fault.worker >= workers:
+            raise BadInput(f"faults name worker {fault.worker}, but there are {workers}, counted from 0")
+
+
+def _fault_times(engine: Local) -> list[tuple[float, int]]:
     """When to kill whom, as a heap. Workers come back by themselves, so a return in the script says nothing new."""
     if engine.faults is None:
         return []
-    if engine.faults.crash_every_s is not None:
-        raise BadInput("the local engine kills by a script (lose:3@10); crash: is for the simulated engine")
     return sorted((fault.time, fault.worker) for fault in engine.faults.script if fault.kind == "lose")

@@ -1,0 +1,106 @@
+"""`quorate train`: real worker processes, and what the command prints and keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import TASKS, Quorate
+
+LINE = ("train", "--task", "tasks.py:Line", "--epochs", 2)
+
+
+def header_of(run: Path) -> dict[str, Any]:
+    header: dict[str, Any] = json.loads((run / "trace.jsonl").read_text().splitlines()[0])
+    return header
+
+
+def test_a_run_from_end_to_end(quorate_command: Quorate, here: Path) -> None:
+    ran = quorate_command(*LINE, "--workers", "2+1", "--out", "run", "--json")
+    printed = ran.json()
+    assert ran.err == "backup 2+1: starting 3 workers\n"
+    assert printed.pop("out") == "run"
+    assert printed == json.loads((here / "run" / "summary.json").read_text())
+    assert printed["policy"] == {"name": "backup", "quorum": 2, "backups": 1, "late": "cancel"}
+    assert printed["samples"] == {"applied": 2 * 64, "distinct": 64}
+    assert set(printed["evaluation"]) == {"distance"}
+    assert header_of(here / "run")["engine"]["name"] == "local"
+    assert quorate_command("replay", "run", "--json").json()["digest"] == printed["digest"]
+    ran = quorate_command(*LINE, "--out", "run")
+    assert ran.status == 2
+    assert "'run' already holds a run" in ran.err
+
+
+def test_without_a_folder_the_next_number_is_taken(quorate_command: Quorate, here: Path) -> None:
+    (here / "runs" / "007").mkdir(parents=True)
+    (here / "runs" / "notes").mkdir()
+    ran = quorate_command(*LINE, "--workers", 2, "--quiet")
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "full-sync 2 on tasks.py:Line, seed 0, 2 worker processes, real seconds"
+    assert "of real time" in lines[1]
+    assert lines[-1].split() == ["files", "runs/008"]
+    assert sorted(entry.name for entry in (here / "runs").iterdir()) == ["007", "008", "notes"]
+    assert json.loads((here / "runs" / "008" / "summary.json").read_text())["digest"] in ran.out
+
+
+def test_two_commands_at_once_get_two_folders(here: Path) -> None:
+    from quorate.cli._folders import folder_for_run
+
+    with folder_for_run(None) as first, folder_for_run(None) as second:
+        assert [str(first), str(second)] == ["runs/001", "runs/002"]
+        (first / "trace.jsonl").touch()
+    assert [entry.name for entry in (here / "runs").iterdir()] == ["001"], "the other was empty"
+
+
+def test_options_reach_the_engine_and_the_learner(quorate_command: Quorate, here: Path) -> None:
+    place = ("--workers", 2, "--threads", 2, "--wire", "bf16", "--latency", "constant:0.002", "--faults", "lose:1@0.01")
+    update = ("--clip-norm", 1, "--ema", 0.9, "--evaluate-every", 3, "--batch-size", 2)
+    ran = quorate_command(*LINE, *place, *update, "--policy", "softsync", "--gradients", 1, "--seed", 5, "--out", "run")
+    assert ran.status == 0, ran.err
+    assert "artificial delays constant:0.002" in ran.out
+    header = header_of(here / "run")
+    wanted = {"threads": 2, "wire": "bf16", "latency": "constant:0.002", "faults": "lose:1@0.01", "device": "cpu"}
+    assert {key: header["engine"][key] for key in wanted} == wanted
+    assert header["learning"] == {"clip_norm": 1.0, "ema": 0.9, "delay_compensation": None}
+    assert (header["evaluate_every"], header["batch_size"], header["seed"], header["workers"]) == (3, 2, 5, 2)
+    assert header["policy"]["gradients"] == 1
+    trace = (here / "run" / "trace.jsonl").read_text()
+    assert '"event":"lost"' in trace, "the worker was really killed"
+
+
+def test_a_stream_ends_after_some_updates(quorate_command: Quorate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quorate.cli._running.DEFAULT_UPDATES", 4)
+    assert quorate_command("train", "--task", "tasks.py:Stream", "--workers", 1, "--json").json()["updates"] == 4
+
+
+def test_what_a_task_prints_is_not_in_the_json(quorate_command: Quorate) -> None:
+    for command in (["train", "--workers", 1, "--updates", 2], ["simulate", "--updates", 2]):
+        ran = quorate_command(*command, "--task", "tasks.py:Chatty", "--json", "--quiet")
+        assert ran.json()["updates"] == 2
+        assert "hello from the task" in ran.err
+
+
+def test_a_failing_task_shows_the_workers_traceback_and_the_way_on(quorate_command: Quorate, here: Path) -> None:
+    ran = quorate_command("train", "--task", "tasks.py:Broken", "--workers", 2, "--epochs", 1, "--quiet")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("error: worker ") and "failed at batch" in ran.err
+    assert 'tasks.py", line' in ran.err and "ZeroDivisionError: division by zero" in ran.err
+    assert "a checkpoint of version 0 is there" in ran.err, "the note of the error"
+    assert ran.err.endswith("to go on: quorate train --resume runs/001\n")
+    (here / "tasks.py").write_text(TASKS.replace("return 1 / 0", "return super().loss(model, batch)"))
+    ran = quorate_command("train", "--resume", "runs/001", "--json")
+    assert ran.json()["samples"] == {"applied": 64, "distinct": 64}
+
+
+def test_too_few_workers_has_status_1(quorate_command: Quorate) -> None:
+    ran = quorate_command(
+        *("train", "--task", "tasks.py:Line", "--workers", 2, "--latency", "constant:0.05"),
+        *("--faults", "lose:1@0.1", "--patience", 0, "--updates", 1000, "--out", "run", "--quiet"),
+    )
+    assert ran.status == 1
+    assert "full-sync needs 2 live workers, but only 1 of 2 are left" in ran.err
+    assert ran.err.endswith("to go on: quorate train --resume run\n")
