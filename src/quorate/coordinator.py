@@ -74,6 +74,7 @@ class Coordinator:
         self._stop = stop
         self._workers = workers
         self.last_time = 0.0  # of the last event
+        self.is_waiting = False  # for an event: every decision made so far is carried out
         self._version = 0
         self._next_ticket = 0
         self._incarnations: dict[int, int] = {}
@@ -120,7 +121,9 @@ class Coordinator:
                 if talking_to_itself > 4 * len(self._live) + 100:
                     raise self._stands_still()
             else:
+                self.is_waiting = True
                 upcoming = engine.next_event(self._give_up_at if self._stop is None else self._look_up_at(time))
+                self.is_waiting = False
                 if upcoming is None:
                     if self._stop is not None and self._may_wait_on(time):
                         continue
@@ -244,6 +247,7 @@ class Coordinator:
     def _carry_out(self, time: float, actions: Iterable[Action]) -> float:
         """Do what the policy decided; gives the time when all is done."""
         actions = iter(actions)
+        decided = time
         for action in actions:
             kind = type(action)
             if kind is Start:
@@ -259,6 +263,7 @@ class Coordinator:
                 self._drop(time, action)  # type: ignore[arg-type]
             else:
                 at, key, reason = action  # type: ignore[misc]
+                at += time - decided  # type: ignore[operator]  # a limit does not run while a version is made
                 self._engine.set_timer(at, key)  # type: ignore[arg-type]
                 for recorder in self._recorders:
                     recorder.timer_set(time, at, key, reason)  # type: ignore[arg-type]

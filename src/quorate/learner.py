@@ -105,7 +105,7 @@ class Learner:
         group = optimizer.param_groups[0]
         more = any(group[name] for name in ("momentum", "weight_decay", "maximize", "differentiable"))
         hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        replaced = not getattr(optimizer.step, "_wrapped_by_lr_sched", True)
+        replaced = "step" in vars(optimizer) and not getattr(optimizer.step, "_wrapped_by_lr_sched", False)
         whole = len(optimizer.param_groups) == 1 and len(group["params"]) == len(self.params)
         if more or hooked or replaced or not whole or not isinstance(group["lr"], float | int):
             return None

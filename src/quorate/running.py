@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quorate._tensor_state import find_safetensors
 from quorate.checkpoint import BackgroundWriter, CheckpointFolder, check_can_save
 from quorate.coordinator import LIMIT_REACHED, Coordinator
 from quorate.engines.base import Engine, Job
@@ -95,7 +96,8 @@ def run(
             engine.open(job)
             result = _run(job, engine, limits, folder, manner, state, metrics, watchers, to_close)
         except Exception as error:
-            if folder is not None and state is None and (isinstance(error, BadInput) or not metrics.updates):
+            early = not metrics.updates or (isinstance(error, BadInput) and len(metrics.evaluations) <= 1)
+            if folder is not None and state is None and early:
                 _close_all(watchers)
                 folder.discard()  # a run that never got going is no run
             raise
@@ -137,8 +139,9 @@ def _run(
     pace.coordinator = coordinator
     if trace is not None and engine.keeps_checkpoints:
         assert folder is not None
-        pace.checkpoints = Checkpoints(folder.path, trace, coordinator, engine, manner.checkpoint_every)
-        to_close.callback(pace.checkpoints.finish)
+        pace.checkpoints = _checkpoints(folder.path, trace, coordinator, engine, manner.checkpoint_every)
+        if pace.checkpoints is not None:
+            to_close.callback(pace.checkpoints.finish)
     if state is None:
         header = _header(job, engine, limits, pace.evaluate_every)
         for watcher in watchers:
@@ -150,8 +153,8 @@ def _run(
     try:
         with _no_garbage(job.task is None):
             time = coordinator.run()
-    except (QuorumLost, WorkerFailed) as error:
-        if pace.checkpoints is not None:
+    except (QuorumLost, WorkerFailed, BadInput) as error:
+        if pace.checkpoints is not None and coordinator.is_waiting:
             error.add_note(pace.checkpoints.last_words(coordinator.last_time))
         raise
     pace.last_evaluation(coordinator.version, time)
@@ -176,10 +179,13 @@ class Checkpoints:
     ) -> None:
         self._out, self._trace, self._every = out, trace, every
         self._coordinator, self._engine = coordinator, engine
-        self._writer = BackgroundWriter(_TracedFolder(out, trace), _warn)
-        if every is not None:
-            check_can_save(engine.state())  # rather now than after an hour
+        self._writer = BackgroundWriter(_TracedFolder(out, trace), self._failed)
         self._asked = False
+        self._wrong: str | None = None  # why the last one could not be written
+
+    def _failed(self, sentence: str) -> None:
+        self._wrong = sentence
+        _warn(sentence)
 
     def after_update(self, version: int) -> None:
         """Take one soon, if it is time and the last one is written."""
@@ -207,17 +213,38 @@ class Checkpoints:
 
     def take_last(self, time: float) -> None:
         """One more at the end, complete before the run goes on to end."""
-        self._writer.finish()
-        self.take(time)
-        self._writer.finish()
+        self._wrong = None
+        try:
+            self._writer.finish()
+            self.take(time)
+            self._writer.finish()
+        except BadInput as error:  # something that cannot be saved came into the state on the way
+            self._failed(f"no checkpoint of version {self._coordinator.version}: {error}")
 
     def last_words(self, time: float) -> str:
         """Save what there is of a run that cannot go on, and say where."""
         self.take_last(time)
+        if self._wrong is not None:
+            return f"({self._wrong})"
         return f"(a checkpoint of version {self._coordinator.version} is in {str(self._out)!r})"
 
     def finish(self) -> None:
         self._writer.finish()
+
+
+def _checkpoints(
+    out: Path, trace: TraceWriter, coordinator: Coordinator, engine: Engine, every: int | None
+) -> Checkpoints | None:
+    """What writes checkpoints; None, with a warning, where that cannot be done and nobody asked for them."""
+    try:
+        find_safetensors()
+        check_can_save(engine.state())  # rather now than after an hour
+    except BadInput as error:
+        if every is not None:
+            raise
+        _warn(f"this run keeps no checkpoints: {error}")
+        return None
+    return Checkpoints(out, trace, coordinator, engine, every)
 
 
 class _TracedFolder(CheckpointFolder):

@@ -156,15 +156,19 @@ class BoundTask:
             raise BadInput(f"task {self.name}: loss() gave a value that depends on no parameter (detached?)")
         return loss.reshape(())
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """The task's own measures, e.g. accuracy on held-out data; empty without `evaluate`."""
+    def evaluate(self, model: nn.Module, seed: int) -> dict[str, float]:
+        """The task's own measures, e.g. accuracy on held-out data; empty without `evaluate`.
+
+        Random numbers it draws are seeded, and the caller's random state is left alone.
+        """
         evaluate = getattr(self.task, "evaluate", None)
         if evaluate is None:
             return {}
         training = model.training
         model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)
                 measures = evaluate(model)
         finally:
             model.train(training)

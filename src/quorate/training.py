@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def _run_until_stopped(
     if manner.stop is None:
         return run(job, engine, limits, folder, manner, state)
     with manner.stop.listening():
-        result = run(job, engine, limits, folder, manner, state)
+        result = run(replace(job, stop=manner.stop), engine, limits, folder, manner, state)
     if result.stopped_by is not None:
         raise Interrupted(result)
     return result

@@ -21,7 +21,7 @@ class Bench:
 
     def __init__(self, job: Job, device: torch.device) -> None:
         assert job.task is not None
-        self.task, self.ledger = job.task, job.ledger
+        self.task, self.ledger, self.seed = job.task, job.ledger, job.seed
         self.batches = Batches(job.task, job.ledger, job.seed, device)
         self.learner = Learner(self.task, job.learning, job.seed, device)
         self.learner.model.train()

@@ -14,18 +14,17 @@ class Buffers:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        buffers = in_order(model)
-        self._live = [buffer for buffer in buffers if buffer.is_floating_point()]
-        self._live_counters = [buffer for buffer in buffers if not buffer.is_floating_point()]
-        self._newest = [buffer.clone() for buffer in self._live]
-        self._newest_counters = [counter.clone() for counter in self._live_counters]
-        self.any = bool(buffers)
+        self._slots = BufferSlots(model)
+        live = self._slots.tensors()
+        self._newest = [buffer.clone() for buffer in live if buffer.is_floating_point()]
+        self._newest_counters = [buffer.clone() for buffer in live if not buffer.is_floating_point()]
+        self.any = bool(live)
 
     def after_forward(self) -> list[Tensor]:
         """A copy of what the forward pass made of them; the model gets those of the newest version back."""
         if not self.any:
             return []
-        after = [buffer.clone() for buffer in (*self._live, *self._live_counters)]
+        after = [buffer.clone() for buffer in self._slots.tensors()]
         self.reset()
         return after
 
@@ -35,14 +34,12 @@ class Buffers:
 
     def load(self, buffers: list[Tensor]) -> None:
         """Let the model see these."""
-        for live, given in zip((*self._live, *self._live_counters), buffers, strict=True):
+        for live, given in zip(self._slots.tensors(), buffers, strict=True):
             live.copy_(given)
 
     def reset(self) -> None:
         """Let the model see the newest version's."""
-        for live, newest in zip(self._live, self._newest, strict=True):
-            live.copy_(newest)
-        for live, newest in zip(self._live_counters, self._newest_counters, strict=True):
+        for live, newest in zip(self._slots.tensors(), (*self._newest, *self._newest_counters), strict=True):
             live.copy_(newest)
 
     def advance(
@@ -70,9 +67,28 @@ class Buffers:
         self.reset()
 
 
-def in_order(model: nn.Module) -> list[Tensor]:
-    """The buffers of a model as they are kept everywhere: those that are averaged, then the others."""
-    return sorted(model.buffers(), key=lambda buffer: not buffer.is_floating_point())
+class BufferSlots:
+    """Where a model keeps its buffers. A forward pass may put another tensor there (`self.seen = self.seen + 1`)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        places = {id(module._buffers): module._buffers for module in model.modules()}
+        found: dict[int, tuple[dict[str, Tensor | None], str]] = {}  # a tensor that several modules share, once
+        for place in places.values():
+            for name, buffer in place.items():
+                if buffer is not None:
+                    found.setdefault(id(buffer), (place, name))
+        slots = list(found.values())
+        self._slots = sorted(slots, key=lambda slot: not _tensor(slot).is_floating_point())
+
+    def tensors(self) -> list[Tensor]:
+        """The buffers as they are now: those that are averaged, then the others."""
+        return [_tensor(slot) for slot in self._slots]
+
+
+def _tensor(slot: tuple[dict[str, Tensor | None], str]) -> Tensor:
+    found = slot[0][slot[1]]
+    assert found is not None, f"the buffer {slot[1]} was there and is None now"
+    return found
 
 
 def _change(after: Tensor, before: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from quorate.engines._together import Together, may_go_together
 from quorate.engines.base import Engine, Job, Outcome
 from quorate.errors import BadInput
 from quorate.events import Ticket
+from quorate.seeds import derive
 
 _NOTHING_LEARNED = Outcome(None, None)
 
@@ -61,7 +62,8 @@ class InProcessEngine(Engine):
         if self._bench is None:
             return {}
         with self._bench.learner.evaluation() as model:
-            measures = self._bench.task.evaluate(model)
+            version = self._bench.learner.version
+            measures = self._bench.task.evaluate(model, derive(self._bench.seed, "evaluate", version))
         self._bench.buffers.reset()  # measuring must not change what is measured
         return measures
 

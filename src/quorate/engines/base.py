@@ -13,6 +13,7 @@ from quorate.events import Event, Ticket
 from quorate.learner import Learning
 from quorate.ledger import Ledger
 from quorate.policies import POLICIES, Policy
+from quorate.stopping import Stop
 from quorate.task import BoundTask
 
 
@@ -25,6 +26,7 @@ class Job:
     ledger: Ledger
     learning: Learning
     seed: int
+    stop: Stop | None = None  # whether somebody wants the run to end, also while it is being opened
 
 
 class Outcome(NamedTuple):

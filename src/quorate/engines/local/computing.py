@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quorate.engines._batches import Batches
 from quorate.engines._bench import check_dense
-from quorate.engines._buffers import in_order
+from quorate.engines._buffers import BufferSlots
 from quorate.engines.local.direct import DirectLinears
 from quorate.engines.local.memory import BlockLayout, Blocks
 from quorate.learner import all_finite
@@ -53,7 +53,7 @@ class Computer:
         self.model = task.model(seed, device)
         self.model.train()
         self.params = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self._buffers = in_order(self.model)
+        self._buffers = BufferSlots(self.model)
         self.layout = BlockLayout(self.model, wire)
         assert self.layout.nbytes == blocks.block_bytes, "the model differs from one call of model() to the next"
         self._on_gpu = device.type == "cuda"
@@ -85,7 +85,7 @@ class Computer:
             else:
                 for parameter, view in zip(self.params, place.views, strict=True):
                     parameter.data = view
-        for mine, theirs in zip(self._buffers, place.buffers, strict=True):  # the last forward has changed ours
+        for mine, theirs in zip(self._buffers.tensors(), place.buffers, strict=True):  # the last forward changed ours
             mine.copy_(theirs)
 
     def _pin(self, block: int) -> None:
@@ -112,7 +112,7 @@ class Computer:
                 direct.begin(place.views)
             loss.backward()  # type: ignore[no-untyped-call]
             missing = self._write(place)
-            for mine, theirs in zip(self._buffers, place.buffers, strict=True):
+            for mine, theirs in zip(self._buffers.tensors(), place.buffers, strict=True):
                 theirs.copy_(mine, non_blocking=True)
             value = loss.item()
         finally:

@@ -53,6 +53,9 @@ class Seat:
     held: Order | None = None  # not sent yet, since the worker has not even noticed that two others are over
     waiting_since: float = 0.0  # since when the oldest of them could have been answered
     cpu_s: float = -1.0  # used when last looked at while it was late
+    idle_since: float = 0.0  # since when it has used none
+    has_answered: bool = False  # in this life
+    why_killed: str | None = None  # if it was us
     failures: int = 0  # in a row
     told: Failed | None = None  # what it said before it ended
 
@@ -92,6 +95,7 @@ class Crew:
         seat.connection, seat.pid = self._pool.start(worker)
         seat.connection.setblocking(False)
         seat.ready, seat.told, seat.cpu_s = False, None, -1.0
+        seat.has_answered, seat.why_killed = False, None
         self._by_descriptor[seat.connection.fileno()] = seat
         self._poll.register(seat.connection, select.EPOLLIN)
 
@@ -146,7 +150,7 @@ class Crew:
             self.start(heapq.heappop(self._restarts)[1])
         if now >= self._look_at:
             self._look_at = now + _LOOK_EVERY_S
-            self._look_for_lost(now)
+            self._look_for_lost(now, happened)
         return happened
 
     def _listen(self, seat: Seat, happened: list[Happening]) -> None:
@@ -175,9 +179,10 @@ class Crew:
         order = seat.orders.popleft()
         assert order.ticket.id == answer.ticket, "orders are answered one by one"
         now = monotonic()
+        if isinstance(answer, messages.Done):
+            self._times.add(answer.data_s + answer.compute_s)
         if not isinstance(answer, messages.Abandoned):
-            self._times.add(max(0.0, now - seat.waiting_since))
-            seat.failures = 0
+            seat.failures, seat.has_answered = 0, True
         seat.waiting_since, seat.cpu_s = now, -1.0
         if seat.orders:
             seat.waiting_since += seat.orders[0].delay_s
@@ -213,35 +218,49 @@ class Crew:
                 times = max(self._failed_batches[told.batch], seat.failures)
                 raise WorkerFailed(f"worker {seat.number} failed at batch {told.batch}, {_often(times)}:\n{told.text}")
         elif not loss.was_ready and seat.failures >= (DEATHS_ALLOWED if told is None else FAILURES_ALLOWED):
-            ended = how_it_ended(self._pool.exit_status(seat.pid))
+            ended = self._how_it_ended(seat)
             why = told.text if told is not None else f"its process {ended}"
             raise WorkerFailed(f"worker {seat.number} cannot start, {_often(seat.failures)}:\n{why}")
         elif told is None and loss.orders:
             batch = loss.orders[0].ticket.batch
             self._deaths_at[batch] += 1
             if self._deaths_at[batch] >= DEATHS_ALLOWED:
-                ended = how_it_ended(self._pool.exit_status(seat.pid))
+                ended = self._how_it_ended(seat)
                 raise WorkerFailed(
                     f"{self._deaths_at[batch]} workers died at batch {batch}; the last, worker {seat.number}, {ended}"
                 )
 
-    def _look_for_lost(self, now: float) -> None:
+    def _look_for_lost(self, now: float, happened: list[Happening]) -> None:
         """End those who have not answered for too long; that they are gone is then heard as of any other."""
-        limits = self._times.limits()
         for seat in self._seats:
-            if not seat.orders or now - seat.waiting_since < limits.stopped or seat.connection is None:
+            if seat.connection is None or (seat.ready and not seat.orders):
                 continue
-            late = now - seat.waiting_since
+            late = now - seat.waiting_since if seat.orders else 0.0
+            limits = self._times.limits(seat.has_answered)
+            if seat.ready and late < limits.stopped:
+                continue
             found = process_state(seat.pid)
-            if found is None:
+            if found is None or found[0] in "ZX":
+                happened.append(self._lost(seat))  # a child of its own may still hold the line open
                 continue
             state, cpu_s = found
-            idle = cpu_s == seat.cpu_s
-            if not idle:
-                seat.cpu_s = cpu_s
-            stopped = state in "Tt"
-            if stopped or (idle and late > limits.silent) or late > limits.hanging:
-                kill(seat.pid)
+            if cpu_s != seat.cpu_s:
+                seat.cpu_s, seat.idle_since = cpu_s, now
+            if state in "Tt":
+                self._end(seat, "it was stopped")
+            elif seat.ready and now - seat.idle_since > limits.silent:
+                self._end(seat, f"it did nothing for {now - seat.idle_since:.0f} s")
+            elif late > limits.hanging:
+                self._end(seat, f"it had not answered for {late:.0f} s")
+
+    def _end(self, seat: Seat, why: str) -> None:
+        seat.why_killed = why
+        kill(seat.pid)
+
+    def _how_it_ended(self, seat: Seat) -> str:
+        if seat.why_killed is not None:
+            return f"was killed, since {seat.why_killed}"
+        return how_it_ended(self._pool.exit_status(seat.pid))
 
     def stage(self, worker: int) -> str:
         """What a worker says that it does."""

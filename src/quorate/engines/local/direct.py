@@ -27,6 +27,7 @@ class DirectLinears:
         uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
         places = {id(parameter): place for place, parameter in enumerate(params)}
         self._check = check
+        self._params = params
         self.places: set[int] = set()
         self.written: set[int] = set()  # places whose gradient is there
         self._views: list[Tensor] | None = None
@@ -40,10 +41,18 @@ class DirectLinears:
                 and id(weight) in places
                 and uses[id(weight)] == 1
                 and not weight._backward_hooks
+                and not getattr(weight, "_post_accumulate_grad_hooks", None)
             ):
                 place = places[id(weight)]
                 self.places.add(place)
                 module.forward = partial(_forward, self, place, module)  # type: ignore[method-assign]
+
+    def __deepcopy__(self, memo: Any) -> DirectLinears:
+        return self  # a copy of the model has parameters of its own, which `owns` tells apart
+
+    def owns(self, place: int, weight: Tensor) -> bool:
+        """Whether this is the parameter itself, not something that a user computed from it or copied."""
+        return weight is self._params[place]
 
     def begin(self, views: list[Tensor]) -> None:
         """The backward pass that follows is the one whose gradients are wanted, here."""
@@ -67,11 +76,12 @@ class DirectLinears:
         return True
 
 
-def _forward(direct: DirectLinears, place: int, module: nn.Linear, x: Tensor) -> Tensor:
-    plain = x.dim() == 2 and x.dtype == module.weight.dtype and not torch.is_autocast_enabled(x.device.type)
+def _forward(direct: DirectLinears, place: int, module: nn.Linear, input: Tensor) -> Tensor:
+    plain = input.dim() == 2 and input.dtype == module.weight.dtype
+    plain = plain and not torch.is_autocast_enabled(input.device.type) and direct.owns(place, module.weight)
     if not plain or not torch.is_grad_enabled() or not module.weight.requires_grad:
-        return functional.linear(x, module.weight, module.bias)
-    result: Tensor = _Linear.apply(x, module.weight, module.bias, direct, place)  # type: ignore[no-untyped-call]
+        return functional.linear(input, module.weight, module.bias)
+    result: Tensor = _Linear.apply(input, module.weight, module.bias, direct, place)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -207,7 +207,7 @@ class _Open:
         to_close.callback(self.crew.close)
         self._store = Store(layout, Blocks(blocks, layout.nbytes))
         to_close.callback(self._store.close)
-        self.updater = Updater(job, self.learner, layout, self._store, engine.workers)
+        self.updater = Updater(job, self.learner, layout, self._store, engine.workers, engine.threads)
         to_close.callback(self.updater.close)
         write_job(description, job.task, self._describe_job(layout))
         self.timers: list[tuple[float, int]] = []
@@ -216,6 +216,7 @@ class _Open:
         self._lives = [_Lives() for _ in range(engine.workers)]
         self._zero = monotonic()
         self.newest_time = 0.0
+        self._last_happened = 0.0
         self._draw = None if engine.latency is None else engine.latency.sampler(job.seed, engine.workers)
         self.steps = [0] * engine.workers
         self._last_version = [-1] * engine.workers
@@ -260,6 +261,8 @@ class _Open:
             self.crew.start(number)
         ready: set[int] = set()
         while len(ready) < self._engine.workers:
+            if self._job.stop is not None and self._job.stop.reason is not None:
+                raise KeyboardInterrupt
             for happening in self.crew.wait(None):
                 if isinstance(happening, int):
                     ready.add(happening)
@@ -281,6 +284,7 @@ class _Open:
     def set_clock(self, time: float) -> None:
         """Let it be `time` now."""
         self._zero = monotonic() - time
+        self._faults = [(at, worker) for at, worker in self._faults if at > time]  # the others were before
         self._events = deque(event._replace(time=time) for event in self._events)
 
     # ------------------------------------------------------------ tickets
@@ -351,20 +355,23 @@ class _Open:
                 time for time in (until, self.timers and self.timers[0][0], self._faults and self._faults[0][0]) if time
             ]
             timeout = min(wake) - now if wake else None
-            ahead_s = self.updater.worth_folding_after()
-            if ahead_s is None or (timeout is not None and timeout < ahead_s):
-                self._take_in(self.crew.wait(timeout))
-            elif not self._take_in(self.crew.wait(ahead_s)):
-                self.updater.fold()
+            silence_s = self.updater.worth_folding_after()
+            if silence_s is not None:
+                if now - self._last_happened >= silence_s:
+                    self.updater.fold()
+                    continue
+                left_s = self._last_happened + silence_s - now
+                timeout = left_s if timeout is None else min(timeout, left_s)
+            self._take_in(self.crew.wait(timeout))
         event = self._events.popleft()
         if isinstance(event, WorkerJoined):
             self._lives[event.worker].told += 1
         return event
 
-    def _take_in(self, happenings: list[Any]) -> bool:
-        """Make events of what happened; False if nothing did."""
+    def _take_in(self, happenings: list[Any]) -> None:
+        """Make events of what happened."""
         for happening in happenings:
-            now = self.clock()
+            now = self._last_happened = self.clock()
             if isinstance(happening, int):
                 self._lives[happening].begun += 1
                 self._events.append(WorkerJoined(now, happening))
@@ -372,7 +379,6 @@ class _Open:
                 self._lose(now, happening)
             else:
                 self._answered(now, *happening)
-        return bool(happenings)
 
     def _lose(self, now: float, loss: Loss) -> None:
         for order in loss.orders:

@@ -33,7 +33,11 @@ class AnswerTimes:
         elif leaving == self._slowest:
             self._slowest = max(recent)
 
-    def limits(self) -> Limits:
-        """A multiple of the slowest recent answer; the constants are for a machine that is busy with other things."""
+    def limits(self, warm: bool = True) -> Limits:
+        """A multiple of the slowest recent answer; the constants are for a machine that is busy with other things.
+
+        A worker that is not warm, because its first answer is yet to come, has more to do: compile, load, initialise.
+        """
         slowest = self._slowest
-        return Limits(0.25 + 3 * slowest, 10 + 50 * slowest, 60 + 200 * slowest)
+        usual = slowest if warm else max(slowest, _BEFORE_ANY_S)
+        return Limits(0.25 + 3 * slowest, 10 + 50 * usual, 60 + 200 * usual)

@@ -13,7 +13,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
-from quorate.engines._buffers import in_order
+from quorate.engines._buffers import BufferSlots
 from quorate.flat import Layout
 
 PAGE_BYTES = mmap.ALLOCATIONGRANULARITY
@@ -35,7 +35,7 @@ class BlockLayout:
 
     def __init__(self, model: nn.Module, wire: str) -> None:
         params = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        buffers = in_order(model)
+        buffers = BufferSlots(model).tensors()
         self.params = Layout(params)
         self.gradient = self.params if wire == "fp32" else self.params.halved()
         self.buffers = Layout(buffers)
@@ -143,6 +143,9 @@ def _container_free() -> int | None:
         with open("/sys/fs/cgroup/memory.max", encoding="ascii") as limit:  # noqa: PTH123
             text = limit.read().strip()
         with open("/sys/fs/cgroup/memory.current", encoding="ascii") as used:  # noqa: PTH123
-            return None if text == "max" else int(text) - int(used.read())
+            taken = int(used.read())
+        with open("/sys/fs/cgroup/memory.stat", encoding="ascii") as stat:  # noqa: PTH123
+            kept = dict(line.split() for line in stat)  # files that were read: given up when memory is wanted
+        return None if text == "max" else int(text) - taken + int(kept.get("inactive_file", 0))
     except (OSError, ValueError):
         return None

@@ -40,7 +40,7 @@ class Pool:
         self._end_template()
         ours, theirs = messages.pair()
         numbers = (theirs.fileno(), *self._descriptors)
-        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), *map(str, numbers)]
+        command = [sys.executable, "-c", _BOOT, json.dumps([str(place) for place in sys.path]), *map(str, numbers)]
         try:
             self._template = subprocess.Popen(
                 command,
@@ -79,8 +79,10 @@ class Pool:
             pid = None
         finally:
             theirs.close()
-        if pid is None:
+        if not pid:
             ours.close()
+            if pid == 0:
+                raise QuorateError("the system starts no more processes here (a limit on processes or memory)")
             return None
         return ours, pid
 

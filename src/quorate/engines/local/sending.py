@@ -40,7 +40,7 @@ def write_job(descriptor: int, task: BoundTask, description: dict[str, Any]) -> 
     start = _aligned(_LENGTHS + len(text) + len(pickled))
     os.ftruncate(descriptor, max(start + storages.nbytes, 1))
     head = len(text).to_bytes(8, "little") + len(pickled).to_bytes(8, "little") + text + pickled
-    os.pwrite(descriptor, head, 0)
+    _write_all(descriptor, head)
     storages.write(descriptor, start)
 
 
@@ -58,9 +58,23 @@ def read_task(descriptor: int, description: dict[str, Any]) -> BoundTask:
         lengths = os.pread(descriptor, _LENGTHS, 0)
         text, pickled = int.from_bytes(lengths[:8], "little"), int.from_bytes(lengths[8:], "little")
         start = _aligned(_LENGTHS + text + pickled)
-        data = os.pread(descriptor, pickled, _LENGTHS + text)
+        data = _read_all(descriptor, pickled, _LENGTHS + text)
         task = _Unpickler(io.BytesIO(data), _mapped_storages(descriptor, start, description["storages"])).load()
     return BoundTask(task, description["batch_size"], description["name"])
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """One call writes at most 2 GB."""
+    at = 0
+    while at < len(data):
+        at += os.pwrite(descriptor, data[at : at + (1 << 30)], at)
+
+
+def _read_all(descriptor: int, length: int, offset: int) -> bytes:
+    pieces = bytearray()
+    while len(pieces) < length:
+        pieces += os.pread(descriptor, min(length - len(pieces), 1 << 30), offset + len(pieces))
+    return bytes(pieces)
 
 
 # ---------------------------------------------------------------- objects

@@ -24,6 +24,15 @@ class Block:
         self.gradient_runs = layout.gradient.runs(layout.gradient_of(memory))
         self.buffers = layout.buffers.views(layout.buffers_of(memory))
         self.mask = layout.mask_of(memory)
+        self._gradient = layout.gradient_of(memory)
+        self._same_layout = layout.gradient is layout.params
+        self._was_version = False
+
+    def become(self, gradient: bool) -> None:
+        """Change role. On a 16-bit wire, what was a parameter may lie in a gradient's padding, and be no number."""
+        if gradient and self._was_version and not self._same_layout:
+            self._gradient.zero_()
+        self._was_version = not gradient
 
     def set_buffers(self, buffers: Sequence[Tensor]) -> None:
         for mine, given in zip(self.buffers, buffers, strict=True):
@@ -41,7 +50,7 @@ class Store:
         self._home: dict[int, int] = {}  # worker -> the block it last wrote: its pages are mapped and warm
 
     def take(self, worker: int | None = None) -> Block:
-        """A block that nobody uses, held once."""
+        """A block that nobody uses, held once: for this worker's gradient, or for a version."""
         home = self._home.get(worker, -1) if worker is not None else -1
         if home in self._free:
             number = home
@@ -53,6 +62,7 @@ class Store:
         if worker is not None:
             self._home[worker] = number
         self._holds[number] = 1
+        self._all[number].become(gradient=worker is not None)
         return self._all[number]
 
     def _add(self) -> int:

@@ -102,7 +102,13 @@ class _Template:
         os._exit(0)
 
     def _fork(self, number: int, connection: int) -> None:
-        pid = os.fork()
+        template = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(connection)
+            self._say(worker=number, pid=0, why=error.strerror)
+            return
         if pid:
             os.close(connection)
             self._children.add(pid)
@@ -113,7 +119,7 @@ class _Template:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             end_with_parent()
-            if os.getppid() == 1:  # it died before we could ask
+            if os.getppid() != template:  # it died before we could ask
                 os._exit(1)
             self._server.close()
             from quorate.engines.local.worker import work

@@ -20,6 +20,7 @@ from quorate.engines.local.store import Block, Store
 from quorate.engines.local.summing import Averager, Source
 from quorate.events import Ticket
 from quorate.learner import Learner, all_finite
+from quorate.seeds import derive
 
 
 @dataclass
@@ -39,9 +40,12 @@ class Arrival:
 class Updater:
     """Owns the learner's side: the versions alive, the arrivals that wait, and their running sum."""
 
-    def __init__(self, job: Job, learner: Learner, layout: BlockLayout, store: Store, workers: int) -> None:
+    def __init__(
+        self, job: Job, learner: Learner, layout: BlockLayout, store: Store, workers: int, threads: int
+    ) -> None:
         assert job.task is not None
         self._task, self._learner, self._store = job.task, learner, store
+        self._seed = job.seed
         self._history = job.policy.history
         self._compensation = job.learning.delay_compensation or 0.0
         self._averager = Averager(layout)
@@ -55,9 +59,10 @@ class Updater:
         # scheduled: ours use the cores that workers leave, and pieces of a sum are taken by whoever is free.
         self._threads = torch.get_num_threads()
         self._threads_beside_workers = max(1, min(self._threads, len(os.sched_getaffinity(0)) - workers))
+        self._worker_threads = threads
         self._waits_for_all = job.policy.staleness_bound == 0
-        torch.set_num_threads(1)
         self._newest = store.take()
+        torch.set_num_threads(1)
         self._newest.flat.buffer.copy_(learner.flat.buffer)
         self._older: deque[tuple[int, Block]] = deque()  # versions that tickets may yet start on, oldest first
         self._use(self._newest)
@@ -154,7 +159,8 @@ class Updater:
             if not self._averager.average(sources, total, begun > 0):
                 return None
             self._set_gradients(arrivals)
-            norm = learner.norm_for_clipping()
+            with _torch_threads(self._worker_threads):  # a replay has as many, and rounds alike
+                norm = learner.norm_for_clipping()
             self._advance_buffers(arrivals)
             self._use(self._room_for_next())
             with _torch_threads(self._threads_beside_workers if self._averager.is_large else 1):
@@ -227,7 +233,7 @@ class Updater:
         # Under a synchronous policy everybody waits meanwhile, so all cores are free.
         threads = self._threads if self._waits_for_all else self._threads_beside_workers
         with self._learner.evaluation() as model, _torch_threads(threads):
-            measures = self._task.evaluate(model)
+            measures = self._task.evaluate(model, derive(self._seed, "evaluate", self._learner.version))
         self._buffers.reset()  # measuring must not change what is measured
         return measures
 
@@ -255,7 +261,7 @@ class Updater:
             self._older.append((number, block))
 
     def close(self) -> None:
-        """Leave the parameters where they can be read after the shared memory is gone."""
+        """End the threads, and give torch back its own."""
         self._averager.close()
         self._learner.clear_gradients()
         torch.set_num_threads(self._threads)
