@@ -1,0 +1,33 @@
+"""How long is too long: told by the slowest of the recent answers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quorate.engines.local.limits import AnswerTimes
+
+seconds = st.floats(0, 1e4) | st.sampled_from([0.0, 0.5, 0.5000001, 3.0])
+
+
+@given(answers=st.lists(seconds, max_size=700))
+def test_the_slowest_of_the_last_256(answers: list[float]) -> None:
+    times = AnswerTimes()
+    for answer in answers:
+        times.add(answer)
+    slowest = max(answers[-256:], default=3.0)
+    assert times.limits() == (0.25 + 3 * slowest, 10 + 50 * slowest, 60 + 200 * slowest)
+
+
+@given(answers=st.lists(seconds, min_size=1, max_size=300))
+def test_no_answer_that_is_remembered_would_be_too_late(answers: list[float]) -> None:
+    """Also not for a worker that is stopped for as long as an answer takes."""
+    times = AnswerTimes()
+    for answer in answers:
+        times.add(answer)
+        limits = times.limits()
+        assert answer < limits.stopped < limits.silent < limits.hanging
+
+
+def test_before_the_first_answer_there_is_time_for_a_slow_one() -> None:
+    assert AnswerTimes().limits().stopped > 5
