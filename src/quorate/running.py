@@ -154,7 +154,8 @@ def _run(
         with _no_garbage(job.task is None):
             time = coordinator.run()
     except (QuorumLost, WorkerFailed, BadInput) as error:
-        if pace.checkpoints is not None and coordinator.is_waiting:
+        worth_it = coordinator.version > 0 or not isinstance(error, BadInput)
+        if pace.checkpoints is not None and coordinator.is_waiting and worth_it:
             error.add_note(pace.checkpoints.last_words(coordinator.last_time))
         raise
     pace.last_evaluation(coordinator.version, time)

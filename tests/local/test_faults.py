@@ -224,10 +224,15 @@ def test_a_worker_that_leaves_by_itself_is_like_one_that_dies(tmp_path: Path) ->
 # ------------------------------------------------------------ never an answer
 
 
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("what", ["sleep", "spin", "stop"])
+@pytest.mark.parametrize(("what", "limit"), [("stop", "stopped"), ("sleep", "silent"), ("spin", "hanging")])
 @pytest.mark.parametrize("where", ["load", "forward", "answer"])
-def test_a_worker_that_hangs_is_replaced(tmp_path: Path, where: str, what: str) -> None:
+def test_a_worker_that_hangs_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, what: str, limit: str
+) -> None:
+    """Each is found out by the limit that is meant for it; the others are far away."""
+    limits = Limits(100.0, 100.0, 100.0)._replace(**{limit: 0.4})
+    limits = limits._replace(stopped=min(limits))  # it is the first to be looked at
+    monkeypatch.setattr(AnswerTimes, "limits", lambda *_: limits)
     watch, mark = Watch(), tmp_path / "mark"
     train(tmp_path, Disturbed(Mishap(where, what, str(mark))), quorate.FullSync(), quorate.Local(2), watch, epochs=1)
     assert Mark(mark)

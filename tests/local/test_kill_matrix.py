@@ -93,6 +93,8 @@ def test_a_worker_is_hit(cell: dict[str, Any], report: Callable[[str], Any]) -> 
         assert found["lost"] == 0  # it was there in time for the first ticket
     elif what == "pause":
         assert found["slowest_s"] > 0.1 or found["lost"] == 1
+    elif (where, what) == ("prefetch", "raise"):
+        assert found["lost"] <= 1  # the error is told to whoever asks for the batch, and that may be another worker
     else:
         assert found["lost"] == 1
         if cell["policy"] == "full":

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quorate.engines.local.limits import AnswerTimes
 
 seconds = st.floats(0, 1e4) | st.sampled_from([0.0, 0.5, 0.5000001, 3.0])
+stretches = st.lists(st.tuples(seconds, st.sampled_from([1, 2, 100, 254, 255, 256, 257])), max_size=6)
 
 
-@given(answers=st.lists(seconds, max_size=700))
-def test_the_slowest_of_the_last_256(answers: list[float]) -> None:
-    times = AnswerTimes()
+@given(stretches=stretches)
+@example(stretches=[(5.0, 1), (1.0, 256)])
+@example(stretches=[(5.0, 1), (1.0, 255)])
+@example(stretches=[(1.0, 100), (5.0, 2), (2.0, 1), (1.0, 254)])
+def test_the_slowest_of_the_last_256(stretches: list[tuple[float, int]]) -> None:
+    times, answers = AnswerTimes(), [answer for answer, often in stretches for _ in range(often)]
     for answer in answers:
         times.add(answer)
     slowest = max(answers[-256:], default=3.0)
