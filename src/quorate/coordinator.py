@@ -123,11 +123,11 @@ class Coordinator:
             else:
                 self.is_waiting = True
                 upcoming = engine.next_event(self._give_up_at if self._stop is None else self._look_up_at(time))
-                self.is_waiting = False
                 if upcoming is None:
                     if self._stop is not None and self._may_wait_on(time):
                         continue
                     raise self._why_nothing_happens(time)
+                self.is_waiting = False
                 event = upcoming
                 talking_to_itself = 0
             self.last_time = time = event.time

@@ -89,7 +89,7 @@ def test_a_failing_task_shows_the_workers_traceback_and_the_way_on(quorate_comma
     assert (ran.status, ran.out) == (1, "")
     assert ran.err.startswith("error: worker ") and "failed at batch" in ran.err
     assert 'tasks.py", line' in ran.err and "ZeroDivisionError: division by zero" in ran.err
-    assert "a checkpoint of version 0 is there" in ran.err, "the note of the error"
+    assert "a checkpoint of version 0 is in" in ran.err, "the note of the error"
     assert ran.err.endswith("to go on: quorate train --resume runs/001\n")
     (here / "tasks.py").write_text(TASKS.replace("return 1 / 0", "return super().loss(model, batch)"))
     ran = quorate_command("train", "--resume", "runs/001", "--json")
