@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ class OutFolder:
         """Bad input came to light only when the run had begun: leave no trace of it."""
         if (self.path / CHECKPOINTS).exists():
             return  # there is something to go on from
-        (self.path / TRACE_FILE).unlink(missing_ok=True)
+        with suppress(NotADirectoryError):  # one of its parents is a file
+            (self.path / TRACE_FILE).unlink(missing_ok=True)
         if self._made and self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
 

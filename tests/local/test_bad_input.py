@@ -94,7 +94,6 @@ def test_more_workers_than_memory_can_hold(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.xfail(strict=True, reason="it counts the versions that the refused number of workers would need")
 def test_the_number_of_workers_that_it_proposes_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a bound on staleness, every worker may hold a version of its own."""
     monkeypatch.setattr(local_engine, "WORKER_BYTES", 0)
@@ -107,11 +106,8 @@ def test_the_number_of_workers_that_it_proposes_fits(monkeypatch: pytest.MonkeyP
     assert proposed == 5
 
 
-BELOW_A_FILE = pytest.mark.xfail(strict=True, reason="NotADirectoryError, when it tidies up what it has not made")
-
-
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("place", [pytest.param("file/run", marks=BELOW_A_FILE), "/proc/nothing/run"])
+@pytest.mark.parametrize("place", ["file/run", "/proc/nothing/run"])
 def test_a_folder_that_cannot_be_made(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
     sentence = ""
@@ -197,7 +193,6 @@ def test_resuming_with_another_task(finished: Path, tmp_path: Path, task: Toy, w
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.xfail(strict=True, reason="a KeyError from within torch.optim")
 def test_resuming_with_another_optimizer(finished: Path, tmp_path: Path) -> None:
     run = copy_of(finished, tmp_path)
     kind = None
@@ -379,7 +374,6 @@ def test_a_task_of_an_interactive_session(scripts: dict[str, subprocess.Popen[st
 
 
 @pytest.mark.parametrize("script", ["arguments"])
-@pytest.mark.xfail(strict=True, reason="a script that is imported in a worker sees the arguments of the template")
 def test_a_script_that_reads_its_arguments_above_the_guard(
     scripts: dict[str, subprocess.Popen[str]], script: str
 ) -> None:
@@ -389,7 +383,6 @@ def test_a_script_that_reads_its_arguments_above_the_guard(
 
 
 @pytest.mark.parametrize("script", ["data"])
-@pytest.mark.xfail(strict=True, reason="data in which __main__ is a word is taken for a task of the main script")
 def test_a_task_whose_data_speaks_of_main(scripts: dict[str, subprocess.Popen[str]], script: str) -> None:
     """As a data set of Python programs does."""
     status, output, errors = ending(scripts[script])

@@ -131,7 +131,6 @@ def test_other_things_of_torch_come_too(send: Any) -> None:
     assert torch.equal(got.module.weight, things["module"].weight)
 
 
-@pytest.mark.xfail(strict=True, reason="the conjugate and the negative bit of a view are not sent")
 @pytest.mark.parametrize("view", [Tensor.conj, lambda z: z.conj().imag])
 def test_conjugate_views_come_as_they_were(send: Any, view: Any) -> None:
     z = torch.tensor([1 + 2j, 3 - 4j])

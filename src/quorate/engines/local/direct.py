@@ -35,6 +35,7 @@ class DirectLinears:
             weight = module._parameters.get("weight")
             if (
                 type(module) is nn.Linear
+                and "forward" not in vars(module)  # replaced by the user
                 and weight is not None
                 and weight.numel() >= WORTH_IT_ELEMENTS
                 and weight.is_contiguous()
@@ -79,6 +80,7 @@ class DirectLinears:
 def _forward(direct: DirectLinears, place: int, module: nn.Linear, input: Tensor) -> Tensor:
     plain = input.dim() == 2 and input.dtype == module.weight.dtype
     plain = plain and not torch.is_autocast_enabled(input.device.type) and direct.owns(place, module.weight)
+    plain = plain and not module.weight._backward_hooks and not torch._C._functorch.is_functorch_wrapped_tensor(input)
     if not plain or not torch.is_grad_enabled() or not module.weight.requires_grad:
         return functional.linear(input, module.weight, module.bias)
     result: Tensor = _Linear.apply(input, module.weight, module.bias, direct, place)  # type: ignore[no-untyped-call]

@@ -228,12 +228,15 @@ class _Open:
 
     def _check_room(self, block_bytes: int) -> None:
         """Refuse what cannot fit before anything is started."""
-        workers = self._engine.workers
-        versions = 2 if self._job.policy.staleness_bound == 0 else workers + 1 + self._job.policy.history
-        needed = (workers + versions) * block_bytes + workers * WORKER_BYTES
+        workers, policy = self._engine.workers, self._job.policy
+        # Under a synchronous policy two versions are alive; else every worker may hold one of its own.
+        fixed, held = (2, 0) if policy.staleness_bound == 0 else (1 + policy.history, 1)
+        versions = fixed + held * workers
+        each = (1 + held) * block_bytes + WORKER_BYTES
+        needed = fixed * block_bytes + workers * each
         free = available_bytes()
         if free is not None and needed > free:
-            fits = max(0, int((free - versions * block_bytes) // (block_bytes + WORKER_BYTES)))
+            fits = max(0, (free - fixed * block_bytes) // each)
             raise BadInput(
                 f"{workers} workers need about {gigabytes(needed)} of memory (each a gradient of "
                 f"{gigabytes(block_bytes)} and {gigabytes(WORKER_BYTES)} for its process; {versions} versions of the "

@@ -30,10 +30,10 @@ _LENGTHS = 16  # bytes of the two lengths in front: of the description, of the p
 def write_job(descriptor: int, task: BoundTask, description: dict[str, Any]) -> None:
     """Everything a worker must know, into an anonymous file."""
     pickled, storages = b"", _Storages()
-    description = {**description, "name": task.name, "text": task.source, "main": None}
+    description = {**description, "name": task.name, "text": task.source, "main": None, "argv": sys.argv}
     if task.source is None:
-        pickled = _pickled(task, storages)
-        if b"__main__" in pickled:
+        pickled, needs_main = _pickled(task, storages)
+        if needs_main:
             description["main"] = _main_to_import(task)
     description["storages"] = storages.places
     text = json.dumps(description).encode()
@@ -80,16 +80,17 @@ def _read_all(descriptor: int, length: int, offset: int) -> bytes:
 # ---------------------------------------------------------------- objects
 
 
-def _pickled(task: BoundTask, storages: _Storages) -> bytes:
+def _pickled(task: BoundTask, storages: _Storages) -> tuple[bytes, bool]:
     file = io.BytesIO()
+    pickler = _Pickler(file, storages)
     try:
-        _Pickler(file, storages).dump(task.task)
+        pickler.dump(task.task)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise BadInput(
             f"task {task.name} cannot be sent to a worker process: {error}; define its class and functions at the top "
             f"level of a module, e.g. my_task.py, and give 'my_task.py:{type(task.task).__name__}'"
         ) from error
-    return file.getvalue()
+    return file.getvalue(), pickler.needs_main
 
 
 class _Storages:
@@ -127,10 +128,14 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, storages: _Storages) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._storages = storages
+        self.needs_main = False  # whether something in it is defined in the user's script
 
     def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, type | types.FunctionType) and obj.__module__ == "__main__":
+            self.needs_main = True
         if type(obj) is not Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.requires_grad:
             return None
+        obj = obj.resolve_conj().resolve_neg()  # a view that is marked so has other numbers in memory
         place = self._storages.number(obj)
         dtype = str(obj.dtype).removeprefix("torch.")
         return place, dtype, tuple(obj.shape), obj.stride(), obj.storage_offset()

@@ -18,6 +18,7 @@ from quorate.engines.base import Job, Outcome
 from quorate.engines.local.memory import BlockLayout
 from quorate.engines.local.store import Block, Store
 from quorate.engines.local.summing import Averager, Source
+from quorate.errors import BadInput
 from quorate.events import Ticket
 from quorate.learner import Learner, all_finite
 from quorate.seeds import derive
@@ -251,7 +252,12 @@ class Updater:
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state that `state` gave."""
         check_same_tensors(self._learner.model.state_dict(), state["learner"]["model"], "model")
-        self._learner.restore(state["learner"])
+        try:
+            self._learner.restore(state["learner"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise BadInput(
+                f"the checkpoint is of another optimizer or schedule ({error}); give the task it was made with"
+            ) from error
         self._buffers = Buffers(self._learner.model)
         self._newest.set_buffers(self._buffers.newest())
         for number, params, buffers in state["older"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import sys
 import traceback
 from pathlib import Path
 from time import monotonic_ns, perf_counter
@@ -70,6 +71,7 @@ class Worker:
         device = torch.device(description["devices"][number % len(description["devices"])])
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        sys.argv[:] = description["argv"]  # a script may read them as it is imported
         import_main(description["main"])
         task = read_task(job, description)
         seed = description["seed"]
