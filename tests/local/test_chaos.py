@@ -65,7 +65,11 @@ def chaos(
 
 @pytest.mark.timeout(90)
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("policy", [quorate.BackupSync(3, 1), quorate.Async(max_staleness=4)], ids=repr)
+@pytest.mark.parametrize(
+    "policy",
+    [quorate.BackupSync(3, 1), pytest.param(quorate.Async(max_staleness=4), marks=pytest.mark.long)],
+    ids=repr,
+)
 def test_five_seconds_of_chaos(tmp_path: Path, policy: quorate.Policy) -> None:
     killed, _, result = chaos(tmp_path, policy, 4, "shifted-exp:0.010,0.005", 8, every_s=0.25)
     assert killed >= 5
