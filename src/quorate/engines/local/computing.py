@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from quorate.engines._batches import Batches
 from quorate.engines._bench import check_dense
 from quorate.engines._buffers import BufferSlots
 from quorate.engines.local.direct import DirectLinears
 from quorate.engines.local.memory import BlockLayout, Blocks
+from quorate.errors import BadInput
 from quorate.learner import all_finite
 from quorate.task import BoundTask
 
@@ -38,7 +38,6 @@ class Computer:
     def __init__(
         self,
         task: BoundTask,
-        batches: Batches,
         blocks: Blocks,
         *,
         seed: int,
@@ -47,7 +46,7 @@ class Computer:
         look_through: bool,
         check: Callable[[], None],
     ) -> None:
-        self._task, self._batches, self._blocks = task, batches, blocks
+        self._task, self._blocks = task, blocks
         self._look_through = look_through
         self._check = check
         self.model = task.model(seed, device)
@@ -55,11 +54,11 @@ class Computer:
         self.params = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._buffers = BufferSlots(self.model)
         self.layout = BlockLayout(self.model, wire)
-        assert self.layout.nbytes == blocks.block_bytes, "the model differs from one call of model() to the next"
+        if self.layout.nbytes != blocks.block_bytes:
+            raise BadInput(f"task {task.name}: model() gives another model in a worker than in the main process")
         self._on_gpu = device.type == "cuda"
         writes_itself = not self._on_gpu and wire == "fp32"
         self._direct = DirectLinears(self.model, self.params, check) if writes_itself else None
-        self._rest = [p for p in range(len(self.params)) if self._direct is None or p not in self._direct.places]
         self._versions: dict[int, _Place] = {}
         self._gradients: dict[int, _Place] = {}
         self._looking_at: tuple[int, int] | None = None
@@ -105,11 +104,13 @@ class Computer:
             self._pin(block)
         started = perf_counter()
         direct = self._direct
+        if direct is not None:
+            direct.begin_forward()
         try:
             loss = self._task.loss(self.model, batch)
             on_backward()
             if direct is not None:
-                direct.begin(place.views)
+                direct.begin_backward(place.views)
             loss.backward()  # type: ignore[no-untyped-call]
             missing = self._write(place)
             for mine, theirs in zip(self._buffers.tensors(), place.buffers, strict=True):
@@ -134,6 +135,7 @@ class Computer:
             self._seen_dense = True
             check_dense([grad for grad in grads if grad is not None])
         written = set() if self._direct is None else self._direct.written
+        targets = place.views if self._staging is None else self._staging.gradient
         there, here, absent = [], [], []
         for number, grad in enumerate(grads):
             if grad is None:
@@ -142,14 +144,14 @@ class Computer:
             elif number in written:  # the weight was also used outside of its layer
                 place.views[number].add_(grad)
             else:
-                there.append(place.views[number] if self._staging is None else self._staging.gradient[number])
+                there.append(targets[number])
                 here.append(grad)
         if there:
             torch._foreach_copy_(there, here)
         if absent:
             place.mask.fill_(1)
             for number in absent:
-                (place.views[number] if self._staging is None else self._staging.gradient[number]).zero_()
+                targets[number].zero_()
                 place.mask[number] = 0
         if self._staging is not None:
             place.whole.copy_(self._staging.whole_gradient, non_blocking=True)

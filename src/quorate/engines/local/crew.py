@@ -99,7 +99,7 @@ class Crew:
         self._by_descriptor[seat.connection.fileno()] = seat
         self._poll.register(seat.connection, select.EPOLLIN)
 
-    def send(self, ticket: Ticket, version: Block, gradient: Block, next_batch: int, delay_s: float) -> Order:
+    def send(self, ticket: Ticket, version: Block, gradient: Block, next_batch: int, delay_s: float) -> None:
         seat = self._seats[ticket.worker]
         work = messages.Work(
             ticket.id, ticket.version, ticket.batch, version.number, gradient.number, next_batch, delay_s
@@ -110,7 +110,6 @@ class Crew:
             self._post(seat, order)
         else:
             seat.held = order
-        return order
 
     def _post(self, seat: Seat, order: Order) -> None:
         if not seat.orders:

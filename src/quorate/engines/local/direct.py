@@ -30,6 +30,7 @@ class DirectLinears:
         self._params = params
         self.places: set[int] = set()
         self.written: set[int] = set()  # places whose gradient is there
+        self._uses: Counter[int] = Counter()  # place -> calls of its layer since `begin_forward`
         self._views: list[Tensor] | None = None
         for module in model.modules():
             weight = module._parameters.get("weight")
@@ -55,36 +56,53 @@ class DirectLinears:
         """Whether this is the parameter itself, not something that a user computed from it or copied."""
         return weight is self._params[place]
 
-    def begin(self, views: list[Tensor]) -> None:
+    def begin_forward(self) -> None:
+        self._uses.clear()
+        self.written.clear()
+
+    def used(self, place: int) -> None:
+        """Count a call of a layer. Gradients of several uses are summed by autograd, in its own order."""
+        self._uses[place] += 1
+
+    def begin_backward(self, views: list[Tensor]) -> None:
         """The backward pass that follows is the one whose gradients are wanted, here."""
         self._views = views
-        self.written.clear()
 
     def end(self) -> None:
         self._views = None
 
     def put(self, place: int, grad: Tensor, x: Tensor) -> bool:
-        """Write gradᵀ·x for one use of the weight; False if nobody wants it written."""
+        """Write gradᵀ·x for the only use of the weight; False if autograd shall do it."""
         self._check()
-        if self._views is None or torch.is_grad_enabled():  # the user's own call of autograd, inside the loss
+        own_call = self._views is None or torch.is_grad_enabled()  # the user calls autograd inside the loss
+        if own_call or self._uses[place] > 1:
             return False
-        view = self._views[place]
-        if place in self.written:
-            view.add_(grad.t().mm(x))
-        else:
-            torch.mm(grad.t(), x, out=view)
-            self.written.add(place)
+        assert self._views is not None
+        torch.mm(grad.t(), x, out=self._views[place])
+        self.written.add(place)
         return True
 
 
 def _forward(direct: DirectLinears, place: int, module: nn.Linear, input: Tensor) -> Tensor:
-    plain = input.dim() == 2 and input.dtype == module.weight.dtype
-    plain = plain and not torch.is_autocast_enabled(input.device.type) and direct.owns(place, module.weight)
-    plain = plain and not module.weight._backward_hooks and not torch._C._functorch.is_functorch_wrapped_tensor(input)
-    if not plain or not torch.is_grad_enabled() or not module.weight.requires_grad:
-        return functional.linear(input, module.weight, module.bias)
-    result: Tensor = _Linear.apply(input, module.weight, module.bias, direct, place)  # type: ignore[no-untyped-call]
-    return result
+    weight = module.weight
+    if torch.is_grad_enabled() and weight.requires_grad and direct.owns(place, weight):
+        direct.used(place)
+        if _is_plain(input, weight):
+            result: Tensor = _Linear.apply(input, weight, module.bias, direct, place)  # type: ignore[no-untyped-call]
+            return result
+    return functional.linear(input, weight, module.bias)
+
+
+def _is_plain(x: Tensor, weight: Tensor) -> bool:
+    """Whether autograd would make the very product that is made here."""
+    return (
+        x.dim() == 2
+        and x.is_contiguous()
+        and x.dtype == weight.dtype
+        and not weight._backward_hooks
+        and not torch.is_autocast_enabled(x.device.type)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # inside vmap, grad and the like
+    )
 
 
 class _Linear(torch.autograd.Function):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quorate.engines._in_process import checked_device
-from quorate.engines._kept import finds_nan_early
+from quorate.engines._kept import HALF, Kept, finds_nan_early
 from quorate.engines.base import Engine, Job, Outcome
 from quorate.engines.local import messages, worker
 from quorate.engines.local.crew import Crew, Loss, Order
@@ -78,7 +78,7 @@ class Local(Engine):
             "latency": None if self.latency is None else self.latency.text(),
             "faults": None if self.faults is None else self.faults.source,
             "wire": self.wire,
-            "arithmetic": "kept" if self.wire == "fp32" else f"kept-{self.wire}",
+            "arithmetic": Kept.arithmetic if self.wire == "fp32" else HALF,
         }
 
     # ------------------------------------------------------------ opening and closing
@@ -182,7 +182,6 @@ class _Lives:
 @dataclass
 class _Flight:
     ticket: Ticket
-    order: Order
     started: float
 
 
@@ -298,8 +297,8 @@ class _Open:
             return  # it is lost, which one of the next events will say
         version, gradient = self.updater.version_block(ticket.version), self._store.take(number)
         self._store.hold(version)
-        order = self.crew.send(ticket, version, gradient, self._likely_next(ticket), self._delay(ticket))
-        self._flights[number] = _Flight(ticket, order, self.clock())
+        self.crew.send(ticket, version, gradient, self._likely_next(ticket), self._delay(ticket))
+        self._flights[number] = _Flight(ticket, self.clock())
 
     def _delay(self, ticket: Ticket) -> float:
         """The injected latency, with the coordinates that the simulator gives it."""

@@ -80,7 +80,6 @@ class Worker:
         self._loader = Loader(batches)
         self._computer = Computer(
             task,
-            batches,
             Blocks(blocks, description["block_bytes"]),
             seed=seed,
             device=device,
