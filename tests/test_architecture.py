@@ -27,6 +27,7 @@ FLOW = [
     ("running",),
     ("training",),
     ("replaying",),
+    ("planning",),
     ("reporting",),
     ("_public", "__init__"),
     ("cli", "__main__"),

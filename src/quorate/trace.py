@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -247,11 +247,42 @@ class TraceWriter(LineRecorder):
 # ---------------------------------------------------------------- reading
 
 
-def read_trace(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a whole trace, header first. A torn or foreign file is refused, with the line."""
+def read_lenient(path: Path, left_out: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """The whole records of a trace that may be torn; `left_out` is told, in a sentence, if anything is missing."""
+    path = trace_file(path)
+    ended = False
+    number = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                record = _parse(path, number, line)
+            except BadInput:
+                if number == 1:
+                    raise
+                rest = 1 + sum(1 for _ in file)
+                left_out(f"{path.name} is torn at line {number}: that line and what follows ({rest} in all) is left out")
+                return
+            if number == 1:
+                _check_header(path, record)
+            yield record
+            ended = record["event"] == "end"
+    if number == 0:
+        raise BadInput(f"trace {str(path)!r} is empty; give a trace that quorate wrote")
+    if not ended:
+        left_out(f"{path.name} stops at line {number} without an end: its run broke off, or still goes on")
+
+
+def trace_file(path: Path) -> Path:
+    """The trace of a run's folder, or the file itself."""
     path = path / TRACE_FILE if path.is_dir() else path
     if not path.is_file():
         raise BadInput(f"trace {str(path)!r} does not exist; give a {TRACE_FILE} or the folder of a run")
+    return path
+
+
+def read_trace(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a whole trace, header first. A torn or foreign file is refused, with the line."""
+    path = trace_file(path)
     ended = False
     number = 0
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -271,9 +302,7 @@ def read_trace(path: Path) -> Iterator[dict[str, Any]]:
 
 def read_header(path: Path) -> dict[str, Any]:
     """The first record of a trace, which may be torn further on."""
-    path = path / TRACE_FILE if path.is_dir() else path
-    if not path.is_file():
-        raise BadInput(f"trace {str(path)!r} does not exist; give a {TRACE_FILE} or the folder of a run")
+    path = trace_file(path)
     with path.open(encoding="utf-8", errors="replace") as file:
         record = _parse(path, 1, file.readline())
     _check_header(path, record)
