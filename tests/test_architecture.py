@@ -15,12 +15,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "quorate"
 # From left to right, as in the design. A part may import itself and what stands before it.
 FLOW = [
     ("errors", "seeds"),
-    ("events",),
+    ("events", "noise", "schema"),
     ("policies",),
     ("flat", "faults", "network", "latency", "task", "tasks", "ledger", "_tensor_state"),
     ("checkpoint",),
     ("learner",),
-    ("trace",),
+    ("trace", "tracewriting"),
     ("conditions", "limits", "outfolder", "stopping"),
     ("engines",),
     ("coordinator", "metrics"),

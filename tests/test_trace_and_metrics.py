@@ -9,7 +9,8 @@ import pytest
 
 import quorate
 from quorate.metrics import Histogram, metrics_of
-from quorate.trace import Recorder, TraceWriter, Update, feed, read_trace
+from quorate.trace import Recorder, Update, feed, read_trace
+from quorate.tracewriting import TraceWriter
 from tests.tasks import Toy
 
 
@@ -25,7 +26,7 @@ def test_a_run_leaves_its_trace_summary_and_parameters(run: Path) -> None:
     assert json.loads((run / "summary.json").read_text()) == metrics_of(run).summary()
     first = next(read_trace(run))
     assert first["event"] == "run"
-    assert first["schema"] == 1
+    assert first["schema"] == 2
     assert first["policy"] == {"name": "backup", "quorum": 3, "backups": 1, "late": "finish"}
 
 
@@ -65,7 +66,8 @@ def test_torn_and_foreign_traces_are_refused_with_the_line(run: Path, tmp_path: 
     refused(text[: len(text) // 2], "torn: line")
     refused(text + text, "goes on after its end")
     refused("".join(text.splitlines(keepends=True)[:-1]), "without an end")
-    refused(text.replace('"schema": 1', '"schema": 99', 1), "schema 99")
+    refused(text.replace('"schema": 2', '"schema": 99', 1), "schema 99.*reads schemas 1 to 2; upgrade quorate")
+    refused(text.replace('"schema": 2', '"schema": 0', 1), "schema 0.*use the release that wrote it")
     with pytest.raises(quorate.BadInput, match="does not exist"):
         list(read_trace(tmp_path / "nowhere"))
 

@@ -31,6 +31,7 @@ from quorate.events import (
     WorkerLost,
 )
 from quorate.ledger import Ledger
+from quorate.noise import NoiseScale
 from quorate.policies import Policy
 from quorate.policies._state import pack, pack_action, unpack, unpack_action
 from quorate.stopping import Stop
@@ -83,6 +84,7 @@ class Coordinator:
         self._waiting: dict[int, Ticket] = {}  # ticket number -> arrived, not yet applied or dropped
         self._pending: deque[Event] = deque()  # what follows from our own actions; comes before the engine's
         self._refusals_in_a_row = 0
+        self._noise = NoiseScale()
         self._give_up_at: float | None = None  # while too few workers are alive: how long to wait for more
         self._over: str | None = None  # why the run is over
         self._left_over: list[Action] = []  # what the policy wanted when the run was over
@@ -313,7 +315,13 @@ class Coordinator:
         self._version += 1
         if self._give_up_at is not None:
             self._give_up_at = time + self._patience_s
-        update = Update(self._version, tickets, weights, reason, outcome.loss, outcome.norm, outcome.apply_s)
+        norms = outcome.norms
+        if norms is not None and (outcome.refused or not norms.is_usable):
+            norms = None  # what was left out may have been in them
+        if norms is not None:
+            self._noise.add(norms)
+        noise = norms, None if norms is None else self._noise.value
+        update = Update(self._version, tickets, weights, reason, outcome.loss, outcome.norm, outcome.apply_s, *noise)
         for recorder in self._recorders:
             recorder.applied(time, update)
         self._over = self._after_update(self._version, time, outcome.loss)
@@ -370,6 +378,7 @@ class Coordinator:
             "waiting": pack(list(self._waiting.values())),
             "left_over": [pack_action(action) for action in self._left_over],
             "refusals_in_a_row": self._refusals_in_a_row,
+            "noise": self._noise.state(),
             "policy": self._policy.state(),
             "ledger": self._ledger.state(),
         }
@@ -382,6 +391,8 @@ class Coordinator:
         """
         self._policy.restore(state["policy"])
         self._ledger.restore(state["ledger"])
+        if "noise" in state:  # not in checkpoints of older releases
+            self._noise.restore(state["noise"])
         self.last_time = time = state["time"]
         self._version, self._next_ticket = state["version"], state["next_ticket"]
         self._incarnations = unpack(state["incarnations"])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quorate.errors import BadInput
-from quorate.flat import Flat
+from quorate.flat import ALIGNMENT_BYTES, Flat
 from quorate.task import BoundTask
 
 
@@ -193,6 +193,12 @@ def global_norm(tensors: Sequence[Tensor]) -> float:
     # A square may have overflowed; in double precision those of smaller types cannot.
     total = sum(float(tensor.double().square().sum()) for tensor in tensors)
     return math.sqrt(total) if total >= 0 else math.nan
+
+
+def squared_norm(tensors: Sequence[Tensor]) -> float:
+    """The squared 2-norm, with the same bits wherever the same numbers lie: BLAS may round by how they are aligned."""
+    norm = global_norm([one if one.data_ptr() % ALIGNMENT_BYTES == 0 else one.clone() for one in tensors])
+    return norm * norm
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:

@@ -179,7 +179,7 @@ class Metrics(Recorder):
             self._arrivals_in_round = place + 1
 
     def applied(self, time: float, update: Update) -> None:
-        version, tickets, _, _, loss, _, _ = update
+        version, tickets, _, _, loss = update[:5]
         before = version - 1
         staleness, seconds = self.staleness, self._seconds
         if len(tickets) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,17 @@ from quorate.events import Abandoned, Arrived, Event, Refused, Ticket, Timer, Wo
 from quorate.learner import Learning
 from quorate.ledger import Ledger
 from quorate.limits import Limits
+from quorate.noise import Norms
 from quorate.policies import make_policy
 from quorate.running import Manner, Result, run
 from quorate.stopping import RecordedStop
 from quorate.task import bind_task
-from quorate.trace import LineRecorder, parts_of, read_trace
+from quorate.trace import LineRecorder, norms_of, parts_of, read_header, read_trace
 
 #: What only a run with gradients knows.
 _LEARNED = ("loss", "norm")
+#: What traces of schema 1 do not say.
+_NOISE = ("norms", "noise_scale")
 
 
 #: What a header must say for a replay.
@@ -58,6 +61,7 @@ class Replayed(InProcessEngine):
         self.stop = stop
         self._threads_before: int | None = None
         self._tickets: dict[int, Ticket] = {}
+        self._records: Generator[dict[str, Any]] | None = None
 
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "device": str(self.device), "arithmetic": self.arithmetic}
@@ -83,6 +87,8 @@ class Replayed(InProcessEngine):
 
     def close(self) -> None:
         super().close()
+        if self._records is not None:
+            self._records.close()
         if self._threads_before is not None:
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
@@ -108,15 +114,19 @@ class Replayed(InProcessEngine):
         return None
 
     def _next_record(self) -> dict[str, Any] | None:
-        return self._ahead.popleft() if self._ahead else next(self._records, None)
+        return self._ahead.popleft() if self._ahead else self._read_on()
+
+    def _read_on(self) -> dict[str, Any] | None:
+        assert self._records is not None
+        return next(self._records, None)
 
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
-        refused, apply_s = self._look_ahead()
+        refused, apply_s, norms = self._look_ahead()
         if self._strategy is not None:
             return super().apply(tickets, weights)._replace(apply_s=apply_s)
-        return Outcome(None, None, tuple(ticket for ticket in tickets if ticket.id in refused), apply_s)
+        return Outcome(None, None, tuple(ticket for ticket in tickets if ticket.id in refused), apply_s, norms)
 
-    def _look_ahead(self) -> tuple[set[int], float | None]:
+    def _look_ahead(self) -> tuple[set[int], float | None, Norms | None]:
         """What the trace says of the update that is about to be made: gradients left out, and its times.
 
         Without gradients, what was found not to be finite only when applied stands before the update.
@@ -124,11 +134,12 @@ class Replayed(InProcessEngine):
         self._version += 1
         refused: set[int] = set()
         apply_s: float | None = None
+        norms: Norms | None = None
         applied = False
         place = 0
         while True:
             if place == len(self._ahead):
-                following = next(self._records, None)
+                following = self._read_on()
                 if following is None:
                     break
                 self._ahead.append(following)
@@ -140,12 +151,12 @@ class Replayed(InProcessEngine):
                 if record["version"] != self._version:  # one before it that nobody has read past yet
                     refused.clear()
                     continue
-                applied, apply_s = True, record.get("apply_s")
+                applied, apply_s, norms = True, record.get("apply_s"), norms_of(record)
                 self._times.append(record["time"])
             elif applied and record["event"] != "evaluate":
                 self._times.append(record["time"])
                 break
-        return refused, apply_s
+        return refused, apply_s, norms
 
     def _event(self, record: dict[str, Any]) -> Event | None:
         kind = record["event"]
@@ -188,13 +199,18 @@ class Comparison(LineRecorder):
 
     def __init__(self, path: Path, gradients: bool) -> None:
         self._path, self._gradients = path, gradients
+        unknown = _NOISE if read_header(path)["schema"] < 2 else ()
+        self._left_out = unknown if gradients else (*_LEARNED, "digest", *unknown)
         self._recorded = self._lines_to_match(path)
         self.lines = 0
 
-    def _lines_to_match(self, path: Path) -> Iterator[dict[str, Any]]:
+    def _lines_to_match(self, path: Path) -> Generator[dict[str, Any]]:
         for record in read_trace(path):
             if record["event"] not in ("run", "resume") and (self._gradients or record["event"] != "evaluate"):
                 yield record
+
+    def close(self) -> None:
+        self._recorded.close()
 
     def run(self, header: dict[str, Any]) -> None:
         pass  # describes the engine, which is another one here
@@ -208,11 +224,9 @@ class Comparison(LineRecorder):
         there = next(self._recorded, None)
         if there is None:
             raise ReplayMismatch(f"{self._path}: the trace is over, but the replay goes on with {line.strip()}")
-        if not self._gradients:
-            for record in (here, there):
-                record.pop("digest", None)
-                for key in _LEARNED:
-                    record.pop(key, None)
+        for key in self._left_out:
+            here.pop(key, None)
+            there.pop(key, None)
         # Through text, so that NaN equals NaN.
         if json.dumps(here, sort_keys=True) != json.dumps(there, sort_keys=True):
             raise ReplayMismatch(

@@ -8,19 +8,20 @@ trace is one JSON object with the key "event"; the first is the header ("run"), 
 from __future__ import annotations
 
 import json
-import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quorate.errors import BadInput
 from quorate.events import Parts, Ticket
+from quorate.noise import Norms
+from quorate.schema import SCHEMA, why_not_readable
 
-SCHEMA = 1
 TRACE_FILE = "trace.jsonl"
-_FLUSH_LINES = 2048
+#: Cancelled tickets that are remembered. A simulated worker never says a last word; a real one says it soon.
+_LAST_WORDS = 100_000
 
 
 class Update(NamedTuple):
@@ -33,6 +34,8 @@ class Update(NamedTuple):
     loss: float | None  # None without gradients
     norm: float | None  # of the averaged gradient before clipping, where it was computed
     apply_s: float | None = None  # how long it took to make, where time is real
+    norms: Norms | None = None  # on versions where they are taken
+    noise_scale: float | None = None  # in samples: what is known of it after these norms
 
 
 class Recorder:
@@ -137,14 +140,15 @@ class LineRecorder(Recorder):
         self._write(f'{{"event":"refuse","time":{time!r},"ticket":{ticket.id}}}\n')
 
     def applied(self, time: float, update: Update) -> None:
-        version, tickets, weights, reason, loss, norm, apply_s = update
+        version, tickets, weights, reason, loss, norm, apply_s, norms, noise_scale = update
         numbers = ",".join([str(ticket[0]) for ticket in tickets])
         scaled = "" if weights is None else f',"weights":{list(weights)!r}'
         learned = "" if loss is None else f',"loss":{loss!r},"norm":{json.dumps(norm)}'
         took = "" if apply_s is None else f',"apply_s":{apply_s!r}'
+        noise = "" if norms is None else f',"norms":{list(norms)!r},"noise_scale":{json.dumps(noise_scale)}'
         self._write(
             f'{{"event":"apply","time":{time!r},"version":{version},"tickets":[{numbers}]{scaled},'
-            f'"reason":{_quoted(reason)}{learned}{took}}}\n'
+            f'"reason":{_quoted(reason)}{learned}{took}{noise}}}\n'
         )
 
     def dropped(self, time: float, ticket: Ticket, reason: str) -> None:
@@ -180,70 +184,6 @@ class LineRecorder(Recorder):
         self._write(json.dumps(record) + "\n")
 
 
-class TraceWriter(LineRecorder):
-    """Writes a trace to a new file, or goes on with one after its first `keep_bytes`.
-
-    A disk that is full does not end the run: what cannot be written is kept, and tried again later.
-    """
-
-    def __init__(self, path: Path, keep_bytes: int | None = None) -> None:
-        self._path = path
-        self._file = path.open("xb" if keep_bytes is None else "r+b", buffering=0)
-        self._written = keep_bytes or 0
-        if keep_bytes is not None:
-            self._file.truncate(keep_bytes)
-            self._file.seek(keep_bytes)
-        self._lines: list[str] = []
-        self._flush_at = _FLUSH_LINES
-        self._warned = False
-
-    def _write(self, line: str) -> None:
-        lines = self._lines
-        lines.append(line)
-        if len(lines) >= self._flush_at:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand what is buffered to the operating system, so that others can read it."""
-        try:
-            self.position()
-            self._flush_at = _FLUSH_LINES
-        except OSError as error:
-            self._flush_at = len(self._lines) + _FLUSH_LINES
-            if not self._warned:
-                self._warned = True
-                warnings.warn(
-                    f"the trace {str(self._path)!r} cannot be written ({error.strerror}); "
-                    f"training goes on, and what is missing will be written when there is room",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-
-    def position(self) -> int:
-        """Flush, and give the length of the file; raises OSError if that cannot be done."""
-        data = "".join(self._lines).encode()
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError:
-            self._file.truncate(self._written)  # no half line
-            self._file.seek(self._written)
-            raise
-        self._written += len(data)
-        self._lines.clear()
-        return self._written
-
-    def sync(self) -> None:
-        """Wait until the disk has what was flushed."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        if not self._file.closed:
-            self.flush()
-            self._file.close()
-
-
 # ---------------------------------------------------------------- reading
 
 
@@ -260,7 +200,9 @@ def read_lenient(path: Path, left_out: Callable[[str], None]) -> Iterator[dict[s
                 if number == 1:
                     raise
                 rest = 1 + sum(1 for _ in file)
-                left_out(f"{path.name} is torn at line {number}: that line and what follows ({rest} in all) is left out")
+                left_out(
+                    f"{path.name} is torn at line {number}: that line and what follows ({rest} in all) is left out"
+                )
                 return
             if number == 1:
                 _check_header(path, record)
@@ -280,7 +222,7 @@ def trace_file(path: Path) -> Path:
     return path
 
 
-def read_trace(path: Path) -> Iterator[dict[str, Any]]:
+def read_trace(path: Path) -> Generator[dict[str, Any]]:
     """The records of a whole trace, header first. A torn or foreign file is refused, with the line."""
     path = trace_file(path)
     ended = False
@@ -324,22 +266,32 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
 def _check_header(path: Path, record: dict[str, Any]) -> None:
     if record["event"] != "run" or "schema" not in record:
         raise BadInput(f"{str(path)!r} is not a quorate trace: its first line is no header")
-    if record["schema"] != SCHEMA:
-        raise BadInput(
-            f"trace {str(path)!r} has schema {record['schema']}, but this quorate reads schema {SCHEMA}; "
-            f"use the release that wrote it"
-        )
+    wrong = why_not_readable(record["schema"])
+    if wrong is not None:
+        raise BadInput(f"trace {str(path)!r} {wrong}")
 
 
 def feed(records: Iterable[dict[str, Any]], recorder: Recorder) -> None:
     """Tell a recorder what a trace says happened."""
-    open_tickets: dict[int, Ticket] = {}
-    cancelled: dict[int, Ticket] = {}  # ticket number -> those that a worker may still say a last word about
+    tell = Telling(recorder).tell
     for record in records:
+        tell(record)
+
+
+class Telling:
+    """Tells a recorder what a trace says happened, record by record, in memory that does not grow with the run."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._open: dict[int, Ticket] = {}
+        self._cancelled: OrderedDict[int, Ticket] = OrderedDict()  # those that a worker may still have a last word on
+
+    def tell(self, record: dict[str, Any]) -> None:
+        recorder, open_tickets, cancelled = self._recorder, self._open, self._cancelled
         event = record["event"]
         if event == "run":
             recorder.run({key: value for key, value in record.items() if key not in ("event", "schema")})
-            continue
+            return
         time = record["time"]
         if event == "start":
             ticket = ticket_of(record)
@@ -351,10 +303,13 @@ def feed(records: Iterable[dict[str, Any]], recorder: Recorder) -> None:
             tickets = tuple(open_tickets.pop(number) for number in record["tickets"])
             weights = tuple(record["weights"]) if "weights" in record else None
             learned = record.get("loss"), record.get("norm"), record.get("apply_s")
-            recorder.applied(time, Update(record["version"], tickets, weights, record["reason"], *learned))
+            noise = norms_of(record), record.get("noise_scale")
+            recorder.applied(time, Update(record["version"], tickets, weights, record["reason"], *learned, *noise))
         elif event == "cancel":
             ticket = open_tickets.pop(record["ticket"])
             cancelled[ticket.id] = ticket
+            if len(cancelled) > _LAST_WORDS:
+                cancelled.popitem(last=False)
             recorder.cancelled(time, ticket, record["reason"])
         elif event == "abandon":
             recorder.abandoned(time, cancelled.pop(record["ticket"]), record["cancel_s"])
@@ -402,3 +357,8 @@ def parts_of(record: dict[str, Any]) -> Parts | None:
     if "compute_s" not in record:
         return None
     return Parts(record["data_s"], record["compute_s"], record["transfer_s"])
+
+
+def norms_of(record: dict[str, Any]) -> Norms | None:
+    """The norms that an "apply" record holds."""
+    return Norms(*record["norms"]) if "norms" in record else None

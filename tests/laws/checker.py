@@ -84,7 +84,7 @@ class LawChecker(Recorder):
     # ------------------------------------------------------------ laws 2 to 4: what makes a version
 
     def applied(self, time: float, update: Update) -> None:
-        version, tickets, weights, reason, _, _, _ = update
+        version, tickets, weights, reason = update[:4]
         demand(version == self.version + 1, "3: versions count one by one")
         demand(len(tickets) > 0, "3: a version is made of something")
         demand(bool(reason), "an update has a reason")

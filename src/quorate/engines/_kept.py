@@ -14,7 +14,8 @@ from quorate.engines._bench import Bench, Strategy
 from quorate.engines.base import Outcome
 from quorate.events import Ticket
 from quorate.flat import Flat
-from quorate.learner import all_finite
+from quorate.learner import all_finite, squared_norm
+from quorate.noise import Norms, is_measured
 from quorate.policies import Policy
 
 HALF = "kept-bf16"
@@ -112,10 +113,17 @@ class Kept(Strategy):
             for ticket, gradient in zip(tickets, gradients, strict=True):
                 self._compensate(ticket, gradient)
         self._keep_newest()
+        measured = takes_norms(learner.version, tickets, weights, self._compensation)
+        # Before they are averaged, since a gradient that nobody else has becomes the mean in place.
+        first_sq = squared_norm([grad for grad in gradients[0].grads if grad is not None]) if measured else None
         shares = self._average(tickets, gradients, weights)
         if not all_finite(learner.gradients()):
             return self._leave_out(tickets, gradients, weights)
-        return self._step(tickets, gradients, shares)
+        norms = None
+        if first_sq is not None:
+            samples = sum(ticket.samples for ticket in tickets)
+            norms = Norms(first_sq, tickets[0].samples, squared_norm(learner.gradients()), samples)
+        return self._step(tickets, gradients, shares)._replace(norms=norms)
 
     def _average(
         self, tickets: Sequence[Ticket], gradients: Sequence[_Gradient], weights: tuple[float, ...] | None
@@ -188,6 +196,13 @@ def finds_nan_early(policy: Policy) -> bool:
     the others. A policy without rounds would have nothing left to apply, and is told at the arrival instead.
     """
     return policy.staleness_bound != 0 or bool(getattr(policy, "staleness_weights", False))
+
+
+def takes_norms(
+    version: int, tickets: Sequence[Ticket], weights: tuple[float, ...] | None, compensation: float
+) -> bool:
+    """Whether this update is one for the noise scale: a plain mean of several gradients, on a measured version."""
+    return is_measured(version) and len(tickets) > 1 and weights is None and not compensation
 
 
 def mean_scales(tickets: Sequence[Ticket], weights: tuple[float, ...] | None) -> tuple[list[float], float]:

@@ -10,7 +10,8 @@ from torch import Tensor
 from quorate.engines._bench import Bench, Strategy
 from quorate.engines.base import Outcome
 from quorate.events import Ticket
-from quorate.learner import all_finite
+from quorate.learner import all_finite, squared_norm
+from quorate.noise import Norms, is_measured
 
 
 class Summed(Strategy):
@@ -33,6 +34,7 @@ class Summed(Strategy):
         self._scales: list[float] = []  # samples of each arrival, in units of the first one's
         self._losses: list[float] = []
         self._after: list[list[Tensor]] = []
+        self._first_sq: float | None = None  # squared norm of the first one's gradient, on measured versions
 
     def started(self, ticket: Ticket) -> None:
         pass
@@ -52,6 +54,8 @@ class Summed(Strategy):
         if not math.isfinite(loss):
             self._sum_again(self._tickets)
             return False
+        if not self._tickets and is_measured(self.learner.version):
+            self._first_sq = squared_norm(self.bench.gradients())  # nothing else is in the sum yet
         self._tickets.append(ticket)
         self._scales.append(scale)
         self._losses.append(loss)
@@ -80,9 +84,16 @@ class Summed(Strategy):
         loss = sum(share * loss for share, loss in zip(shares, self._losses, strict=True))
         self.bench.buffers.advance(self._after, shares)
         norm = self.learner.norm_for_clipping()
+        norms = self._norms(grads)
         self.learner.step(norm)
         self._clear()
-        return Outcome(loss, norm)
+        return Outcome(loss, norm, norms=norms)
+
+    def _norms(self, mean: list[Tensor]) -> Norms | None:
+        if self._first_sq is None or len(self._tickets) < 2:
+            return None
+        samples = sum(ticket.samples for ticket in self._tickets)
+        return Norms(self._first_sq, self._tickets[0].samples, squared_norm(mean), samples)
 
     def _leave_out(self, tickets: list[Ticket]) -> Outcome:
         """Some gradient is not finite: find out which, one by one, and apply the others."""

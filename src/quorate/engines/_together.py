@@ -18,7 +18,11 @@ from quorate.engines._bench import Bench, Strategy
 from quorate.engines._summed import Summed
 from quorate.engines.base import Outcome
 from quorate.events import Ticket
-from quorate.learner import global_norm
+from quorate.learner import global_norm, squared_norm
+from quorate.noise import EVERY, Norms, is_measured
+
+#: One batch apart may take a device as long as the whole round, so norms are taken less often here.
+_MEASURE_EVERY = 16 * EVERY
 
 
 class Together(Strategy):
@@ -47,6 +51,7 @@ class Together(Strategy):
         assert weights is None
         if len(tickets) == 1 or (self.bench.buffers.any and len({ticket.samples for ticket in tickets}) > 1):
             return self._one_by_one.apply_one_by_one(tickets)  # groups of BatchNorm must be of one size
+        first_sq = self._first_alone(tickets[0]) if is_measured(self.learner.version, _MEASURE_EVERY) else None
         loss, norm = self._compute(tickets)
         if not math.isfinite(loss) or not math.isfinite(norm):
             self.bench.buffers.reset()
@@ -54,7 +59,18 @@ class Together(Strategy):
         self.bench.buffers.advance([self.bench.buffers.after_forward()], [1.0])
         self.learner.step(norm)
         self.learner.clear_gradients()
-        return Outcome(loss, norm)
+        norms = None
+        if first_sq is not None:
+            norms = Norms(first_sq, tickets[0].samples, norm * norm, sum(ticket.samples for ticket in tickets))
+        return Outcome(loss, norm, norms=norms)
+
+    def _first_alone(self, ticket: Ticket) -> float:
+        """The squared norm of one arrival's gradient, computed beside the round; nothing is changed by it."""
+        self.bench.backward([ticket.batch])
+        found = squared_norm(self.bench.gradients())
+        self.bench.buffers.reset()
+        self.learner.clear_gradients()
+        return found
 
     def _compute(self, tickets: tuple[Ticket, ...]) -> tuple[float, float]:
         with each_group_by_itself(self.learner.model, len(tickets)):

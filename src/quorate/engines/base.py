@@ -12,6 +12,7 @@ from quorate.errors import BadInput
 from quorate.events import Event, Ticket
 from quorate.learner import Learning
 from quorate.ledger import Ledger
+from quorate.noise import Norms
 from quorate.policies import POLICIES, Policy
 from quorate.stopping import Stop
 from quorate.task import BoundTask
@@ -36,6 +37,7 @@ class Outcome(NamedTuple):
     norm: float | None  # global norm of the averaged gradient before clipping, where it was computed
     refused: tuple[Ticket, ...] = ()  # turned out to hold NaN or Inf only now, and were left out
     apply_s: float | None = None  # how long it took, where time is real
+    norms: Norms | None = None  # on versions where they are taken (quorate.noise)
 
 
 class Engine(ABC):

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.errors import BadInput
-
-SCHEMA = 1
+from quorate.schema import SCHEMA, why_not_readable
 
 Duration = tuple[float, bool]
 """(seconds, observed): where not observed, the ticket ended early and would have taken longer than this."""
@@ -88,11 +87,9 @@ def _events(path: str) -> Iterator[tuple[str, Event]]:
 def _check_header(where: str, event: object) -> None:
     if not isinstance(event, dict) or event.get("event") != "run" or type(event.get("schema")) is not int:
         raise _foreign(where)
-    if event["schema"] > SCHEMA:
-        raise BadInput(
-            f"{where} says schema {event['schema']}, but this quorate reads up to {SCHEMA}; "
-            "upgrade quorate, or record the run with this one"
-        )
+    wrong = why_not_readable(event["schema"])
+    if wrong is not None:
+        raise BadInput(f"{where} {wrong}")
 
 
 def _foreign(where: str) -> BadInput:

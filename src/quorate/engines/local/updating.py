@@ -13,14 +13,15 @@ import torch
 
 from quorate.checkpoint import check_same_tensors
 from quorate.engines._buffers import Buffers
-from quorate.engines._kept import finds_nan_early, mean_scales, shares_of
+from quorate.engines._kept import finds_nan_early, mean_scales, shares_of, takes_norms
 from quorate.engines.base import Job, Outcome
 from quorate.engines.local.memory import BlockLayout
 from quorate.engines.local.store import Block, Store
 from quorate.engines.local.summing import Averager, Source
 from quorate.errors import BadInput
 from quorate.events import Ticket
-from quorate.learner import Learner, all_finite
+from quorate.learner import Learner, all_finite, squared_norm
+from quorate.noise import Norms
 from quorate.seeds import derive
 
 
@@ -145,7 +146,12 @@ class Updater:
         ]
         complete = not any(arrival.some_missing for arrival in arrivals)
         rate = learner.plain_sgd_rate() if complete else None
-        norm = None
+        norm = norms = None
+        if takes_norms(learner.version, tickets, weights, self._compensation):
+            if not self._averager.average(sources, total, begun > 0):
+                return None
+            norms = self._norms(arrivals)
+            sources, total, begun = [], 1.0, len(arrivals)  # what follows finds the mean in the sum
         if rate is not None:
             block = self._store.take()
             fine = self._averager.descend(sources, total, begun > 0, self._newest.runs, block.runs, rate)
@@ -168,7 +174,22 @@ class Updater:
                 learner.step(norm)
             learner.clear_gradients()
         shares = shares_of(tickets)
-        return Outcome(sum(share * arrival.loss for share, arrival in zip(shares, arrivals, strict=True)), norm)
+        loss = sum(share * arrival.loss for share, arrival in zip(shares, arrivals, strict=True))
+        return Outcome(loss, norm, norms=norms)
+
+    def _norms(self, arrivals: list[Arrival]) -> Norms:
+        """Of the first arrival and of the mean, which is in the sum."""
+        first, learner = arrivals[0], self._learner
+        dtypes = [parameter.dtype for parameter in learner.params]  # a 16-bit wire has others
+        there = first.present() if first.some_missing else [True] * len(dtypes)
+        alone = zip(first.gradient.gradient_views, dtypes, there, strict=True)
+        self._set_gradients(arrivals)
+        with _torch_threads(self._worker_threads):  # a replay has as many, and rounds alike
+            first_sq = squared_norm([grad.to(dtype) for grad, dtype, present in alone if present])
+            mean_sq = squared_norm(learner.gradients())
+        learner.clear_gradients()
+        samples = sum(arrival.ticket.samples for arrival in arrivals)
+        return Norms(first_sq, first.ticket.samples, mean_sq, samples)
 
     def _set_gradients(self, arrivals: list[Arrival]) -> None:
         params, views = self._learner.params, self._averager.sum.views
