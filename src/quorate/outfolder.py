@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quorate.checkpoint import CHECKPOINTS
 from quorate.errors import BadInput
-from quorate.trace import TRACE_FILE, Recorder, TraceWriter, feed
+from quorate.trace import TRACE_FILE, Recorder, feed
+from quorate.tracewriting import TraceWriter
 
 SUMMARY_FILE = "summary.json"
 PARAMETERS_FILE = "parameters.safetensors"

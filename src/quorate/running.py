@@ -24,7 +24,8 @@ from quorate.limits import Limits
 from quorate.metrics import Metrics
 from quorate.outfolder import OutFolder
 from quorate.stopping import Stop
-from quorate.trace import Recorder, TraceWriter
+from quorate.trace import Recorder
+from quorate.tracewriting import TraceWriter
 
 DEFAULT_PATIENCE_S = 600.0
 

@@ -25,7 +25,8 @@ import quorate.checkpoint
 from quorate.checkpoint import CheckpointFolder
 from quorate.engines.local import pool
 from quorate.engines.local.template import end_with_parent
-from quorate.trace import TraceWriter, feed
+from quorate.trace import feed
+from quorate.tracewriting import TraceWriter
 from tests.laws.checker import LawChecker
 from tests.local.tasks import BATCHES, Disturbed, Mark, Mishap
 from tests.local.warm import WARM
