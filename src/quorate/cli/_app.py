@@ -11,6 +11,7 @@ from quorate.cli.demo import demo
 from quorate.cli.replay import replay
 from quorate.cli.simulate import simulate
 from quorate.cli.train import train
+from quorate.cli.watch import watch
 
 app = typer.Typer(
     add_completion=False,
@@ -18,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, simulate, compare, replay, demo):
+for command in (train, simulate, compare, replay, watch, demo):
     app.command()(command)
 
 

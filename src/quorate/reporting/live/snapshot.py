@@ -82,10 +82,10 @@ def policy_text(policy: dict[str, Any], workers: Any) -> str:
 
 
 def _text(value: object) -> str | None:
-    """Text of a trace, cut where somebody made it long."""
+    """Text of a trace, cut where somebody made it long, and without what would command a terminal."""
     if value is None:
         return None
-    text = str(value)
+    text = "".join(sign if sign.isprintable() else "�" for sign in str(value)[: _TEXT_LENGTH + 1])
     return text if len(text) <= _TEXT_LENGTH else text[: _TEXT_LENGTH - 1] + "…"
 
 

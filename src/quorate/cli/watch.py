@@ -1,0 +1,78 @@
+"""`quorate watch`: look at a run while it goes on, in a browser or in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quorate.cli._signals import INTERRUPTED, TERMINATED, Stopped, Terminated
+from quorate.errors import BadInput
+
+
+def watch(
+    run: Annotated[
+        Path,
+        typer.Argument(help="The folder of a run, or its trace.jsonl; it need not be there yet.", metavar="RUN"),
+    ],
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Show it here instead of in a browser, until the run ends.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Where the page is served, on this machine only.", show_default="a free one", min=1, max=65535
+        ),
+    ] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, and leave opening it to you.")] = False,
+) -> None:
+    """Watch a run while it goes on: progress, loss, times, staleness, drops, bytes and every worker.
+
+    Nothing is changed by looking, and a run need not know that it is watched. Works on a finished run too.
+    """
+    if terminal and (port is not None or no_open):
+        raise BadInput(f"{'--port' if port is not None else '--no-open'} is for the page; leave it out with --terminal")
+
+    from quorate.reporting.live.follower import Follower, trace_file
+
+    first_look = Follower(trace_file(run))  # what is no trace is said at once, not on a page
+    try:
+        first_look.read()
+    finally:
+        first_look.close()
+    try:
+        if terminal:
+            from quorate.cli._watching import watch_in_terminal
+
+            watch_in_terminal(run)
+        else:
+            _serve(run, port or 0, opens=not no_open)
+    except (KeyboardInterrupt, Terminated) as signal:
+        status = TERMINATED if isinstance(signal, Terminated) else INTERRUPTED
+        raise Stopped("stopped watching; the run itself was not touched", status) from None
+
+
+def _serve(run: Path, port: int, opens: bool) -> None:
+    from quorate.reporting.live.server import Server
+    from quorate.reporting.live.watcher import Watcher
+
+    with Watcher(run) as watcher, Server(watcher, port) as server:
+        typer.echo(f"watching {watcher.path}")
+        if not watcher.path.exists():
+            typer.echo("it is not there yet; the page waits for it")
+        typer.echo(f"{server.url}\nCtrl-C ends this; the run goes on")
+        if opens:
+            _open(server.url)
+        server.run()
+
+
+def _open(url: str) -> None:
+    """In the user's browser, where there is a screen; a browser for terminals would take this one over."""
+    import os
+    import sys
+    import webbrowser
+
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return
+    webbrowser.open(url)

@@ -1,0 +1,80 @@
+// One small chart a quantity. A chart is made once and then only given new data.
+"use strict";
+
+class Chart {
+  constructor(parent, { id, title, yText, xText, xLabel, kind, colour }) {
+    this.options = { yText, xText, xLabel, kind, colour };
+    this.box = document.createElement("div");
+    this.box.className = "chart";
+    this.box.id = id;
+    const heading = document.createElement("h2");
+    heading.textContent = title;
+    this.heading = heading;
+    this.place = document.createElement("div");
+    this.place.className = "plot";
+    this.box.append(heading, this.place);
+    parent.append(this.box);
+    this.data = null;
+    this.plot = null;
+    this.resizes = new ResizeObserver(() => this.resize());
+    this.resizes.observe(this.place);
+  }
+
+  show(data) {
+    this.data = data;
+    if (this.plot === null) this.draw();
+    else this.plot.setData(data);
+  }
+
+  resize() {
+    const width = this.place.clientWidth;
+    if (this.plot !== null && width > 0 && width !== this.plot.width) this.plot.setSize({ width, height: 190 });
+  }
+
+  // Drawn anew when light turns to dark: a canvas does not follow the style sheet.
+  draw() {
+    if (this.plot !== null) this.plot.destroy();
+    this.plot = null;
+    if (this.data === null || this.place.clientWidth === 0) return;
+    const { yText, xText, xLabel, kind, colour } = this.options;
+    const style = getComputedStyle(document.documentElement);
+    const of = (name) => style.getPropertyValue(`--${name}`).trim();
+    const font = "11px system-ui, sans-serif";
+    const axis = (values, extra) => ({
+      stroke: of("soft"), font, labelFont: font, grid: { stroke: of("line"), width: 1 }, ticks: { show: false },
+      values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : values(tick))), ...extra,
+    });
+    const line = { stroke: of(colour), width: 1.75, points: { show: this.data[0].length < 3 } };
+    const series = [{}, { ...line, value: (_, value) => yText(value) }];
+    const bands = [];
+    if (kind === "band") {
+      series.push({ stroke: "transparent", points: { show: false } }, { stroke: "transparent", points: { show: false } });
+      bands.push({ series: [3, 2], fill: `${of(colour)}33` });
+    } else if (kind === "bars") {
+      series[1] = { ...line, width: 0, fill: of(colour), points: { show: false }, paths: uPlot.paths.bars({ size: [0.7, 40] }) };
+    }
+    this.plot = new uPlot(
+      {
+        width: this.place.clientWidth,
+        height: 190,
+        legend: { show: false },
+        cursor: { y: false, drag: { x: false, y: false } },
+        scales: {
+          x: { time: false, range: kind === "bars" ? (_, low, high) => [low - 0.6, high + 0.6] : undefined },
+          y: { range: kind === "bars" ? (_, low, high) => [0, high || 1] : (_, low, high) => spread(low, high) },
+        },
+        axes: [axis(xText, { label: xLabel, labelSize: 16, size: 26 }), axis(yText, { size: 58 })],
+        series,
+        bands,
+      },
+      this.data,
+      this.place,
+    );
+  }
+}
+
+function spread(low, high) {
+  if (low == null || high == null) return [0, 1];
+  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+}

@@ -1,0 +1,49 @@
+// Numbers and times as a person reads them. Everything becomes text, never markup.
+"use strict";
+
+const texts = {
+  none: "–",
+
+  three(value) {
+    if (value === 0) return "0";
+    const size = Math.abs(value);
+    if (size >= 999.5) return Math.round(value).toLocaleString("en");
+    return size < 1e-3 ? value.toExponential(2) : value.toPrecision(3);
+  },
+
+  count(value) {
+    return value == null ? texts.none : value.toLocaleString("en");
+  },
+
+  number(value) {
+    return value == null ? texts.none : texts.three(value);
+  },
+
+  seconds(value) {
+    if (value == null) return texts.none;
+    if (value < 1e-6) return "0 s";
+    if (value < 1e-3) return `${texts.three(value * 1e6)} µs`;
+    return value < 0.9995 ? `${texts.three(value * 1e3)} ms` : `${texts.three(value)} s`;
+  },
+
+  clock(value) {
+    const whole = Math.round(value);
+    const [hours, minutes, seconds] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+    const two = (part) => String(part).padStart(2, "0");
+    return hours ? `${hours}:${two(minutes)}:${two(seconds)}` : `${minutes}:${two(seconds)}`;
+  },
+
+  percent(value, digits = 1) {
+    return value == null ? texts.none : `${(100 * value).toFixed(digits)} %`;
+  },
+
+  bytes(value) {
+    const units = ["B", "kB", "MB", "GB", "TB"];
+    let unit = 0;
+    while (value >= 1000 && unit < units.length - 1) {
+      value /= 1000;
+      unit += 1;
+    }
+    return `${unit ? texts.three(value) : value} ${units[unit]}`;
+  },
+};

@@ -1,0 +1,260 @@
+// Asks for the state about once a second and shows it. Text of a trace is only ever put into textContent.
+"use strict";
+
+const POLL_MS = 1000;
+const PATIENCE_MS = 5000;
+const QUIET_S = 5;
+const at = (id) => document.getElementById(id);
+const charts = new Map();
+let seen = -1;
+let state = null;
+let failures = 0;
+
+async function poll() {
+  const started = performance.now();
+  try {
+    const answer = await fetch(`state?seen=${seen}`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+    if (answer.status === 403) throw new Error("forbidden");
+    if (!answer.ok) throw new Error(String(answer.status));
+    const news = await answer.json();
+    failures = 0;
+    at("server-gone").hidden = true;
+    const fresh = news.state_number !== seen;
+    if (fresh) {
+      state = news.state;
+      seen = news.state_number;
+    }
+    showStatus(news);
+    if (state !== null) {
+      showProgress(news, state);
+      if (fresh) showState(state);
+    }
+    at("view").hidden = state === null;
+    if (state !== null && fresh) for (const chart of charts.values()) if (chart.plot === null) chart.draw();
+  } catch (error) {
+    failures += 1;
+    at("server-gone").hidden = false;
+    at("server-gone").textContent =
+      error.message === "forbidden"
+        ? "This address is of an earlier quorate watch; open the one that it printed last."
+        : "quorate watch does not answer: it may have been stopped. What is shown is the last that it said; trying again …";
+  }
+  const wait = Math.min(POLL_MS * 2 ** Math.max(0, failures - 1), 5000);
+  setTimeout(poll, Math.max(50, wait - (performance.now() - started)));
+}
+
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+// ---------------------------------------------------------------- how it stands
+
+function showStatus(news) {
+  const [text, kind] = statusText(news);
+  setText(at("status"), text);
+  at("status").className = `banner ${kind}`;
+}
+
+function statusText(news) {
+  if (news.status === "absent") return [`waiting for ${news.trace}, which is not there yet`, "warn"];
+  if (news.status === "unreadable") return [news.problem, "bad"];
+  if (news.status === "reading")
+    return [`reading … ${Math.floor(100 * news.read_share)} % (${texts.count(news.records)} records)`, ""];
+  if (news.status === "ended") {
+    const usual = ["limit reached", "data used up"].includes(state.ending);
+    return [`the run has ended: ${state.ending}`, usual ? "good" : "warn"];
+  }
+  if (news.quiet_s !== null && news.quiet_s >= QUIET_S)
+    return [`no news for ${texts.clock(news.quiet_s)}: an update takes long, or the run broke off`, "warn"];
+  return ["running", "good"];
+}
+
+function showProgress(news, state) {
+  at("bar-done").style.width = `${100 * (state.share ?? 0)}%`;
+  const kind = state.run.real ? "" : " virtual";
+  const parts = [
+    state.share === null ? null : texts.percent(state.share, 0),
+    `${texts.count(state.updates)}${state.expected_updates ? ` of ${texts.count(state.expected_updates)}` : ""} updates`,
+    `${texts.seconds(news.newest_s)}${kind}`,
+  ];
+  if (news.wall.updates_per_s !== null && !state.run.real)
+    parts.push(`${texts.number(news.wall.updates_per_s)} updates a second of your time`);
+  if (news.wall.left_s !== null) parts.push(`about ${texts.clock(news.wall.left_s)} left`);
+  if (state.run.until) parts.push(`until ${state.run.until}`);
+  if (state.resumed_at.length) parts.push(`resumed at update ${state.resumed_at.map(texts.count).join(", ")}`);
+  setText(at("progress-text"), parts.filter(Boolean).join(" · "));
+}
+
+// ---------------------------------------------------------------- the run
+
+function showState(state) {
+  const { run } = state;
+  setText(at("title"), `${run.policy}${run.task ? ` on ${run.task}` : ", without gradients"}`);
+  document.title = `${state.share === null ? texts.count(state.updates) : texts.percent(state.share, 0)} · ${run.policy}`;
+  const details = [
+    `${texts.count(run.workers)} ${run.real ? "" : "simulated "}workers (${run.engine ?? "unknown engine"})`,
+    run.latency ? `latency ${run.latency}` : null,
+    `seed ${run.seed}`,
+    run.real ? "real seconds" : "virtual seconds",
+  ];
+  setText(at("subtitle"), details.filter(Boolean).join(" · "));
+  showTiles(state);
+  showCharts(state);
+  showChoices(state);
+  showReasons(state);
+  showWorkers(state.workers);
+}
+
+function showTiles(state) {
+  const { pace, tickets, staleness } = state;
+  const used = state.bytes.sent ? state.bytes.used / state.bytes.sent : null;
+  const tiles = [
+    ["rate", "updates/s, recent", texts.number(pace.recent_per_s), `overall ${texts.number(pace.per_s)}`],
+    ["pace", `an update, last ${pace.recent_count}`, texts.seconds(pace.recent_median_s),
+      `90 % ${texts.seconds(pace.recent_p90_s)}, 99 % ${texts.seconds(pace.recent_p99_s)}`],
+    ["overall", "an update, whole run", texts.seconds(pace.mean_s),
+      `median ${texts.seconds(pace.median_s)}, 99 % ${texts.seconds(pace.p99_s)}`],
+    ["dropped", "dropped tickets", texts.percent(tickets.drop_share),
+      `${texts.count(tickets.dropped)} dropped, ${texts.count(tickets.applied)} applied, ${texts.count(tickets.lost)} lost`],
+    ["staleness", "staleness, mean", staleness.mean.toFixed(2), `at most ${texts.count(staleness.max)}`],
+    ["bytes", "bytes sent", texts.bytes(state.bytes.sent), used === null ? "" : `${texts.percent(used)} used`],
+    ["samples", "samples applied", texts.count(state.samples), ""],
+  ];
+  if (state.loss.last !== null) tiles.unshift(["loss", "loss", texts.number(state.loss.last), "of the last update"]);
+  state.measures.forEach((one, index) => tiles.push([`measure-${index}`, one.name, texts.number(one.last), "last evaluation"]));
+  if (state.quorum.last !== null) tiles.push(["quorum", "quorum chosen", texts.count(state.quorum.last), ""]);
+  const place = at("tiles");
+  while (place.children.length > tiles.length) place.lastChild.remove();
+  tiles.forEach(([id, ...lines], index) => {
+    let tile = place.children[index];
+    if (tile === undefined) {
+      tile = document.createElement("div");
+      tile.className = "tile";
+      for (const name of ["name", "value", "more"]) {
+        const line = document.createElement("div");
+        line.className = name;
+        tile.append(line);
+      }
+      place.append(tile);
+    }
+    tile.id = `tile-${id}`;
+    lines.forEach((line, part) => setText(tile.children[part], line));
+  });
+}
+
+function showChart(id, data, make) {
+  if (data[0].length === 0) return;
+  if (!charts.has(id)) charts.set(id, new Chart(at("charts"), { id: `chart-${id}`, ...make() }));
+  charts.get(id).show(data);
+}
+
+function showCharts(state) {
+  const xLabel = state.run.real ? "seconds" : "virtual seconds";
+  const xText = (value) => texts.three(value);
+  const band = ({ curve }) => [curve.time, curve.mean, curve.low, curve.high];
+  const common = { xLabel, xText, kind: "band" };
+  showChart("loss", band(state.loss), () => ({ ...common, title: "Loss", yText: texts.number, colour: "computing" }));
+  state.measures.slice(0, 4).forEach((one, index) =>
+    showChart(`measure-${index}`, band(one), () => ({ ...common, title: one.name, yText: texts.number, colour: "second" })));
+  showChart("pace", band(state.pace), () => (
+    { ...common, title: "An update takes (mean, and from shortest to longest)", yText: texts.seconds, colour: "computing" }));
+  showChart("kth", [state.kth_arrival_s.k, state.kth_arrival_s.mean_s], () => (
+    { title: "Mean time to the k-th arrival", xLabel: "k", xText: texts.three, yText: texts.seconds, kind: "line", colour: "late" }));
+  const { width, shares } = state.staleness;
+  showChart("staleness", [shares.map((_, index) => index * width), shares], () => (
+    { title: "Staleness of applied gradients", xLabel: "versions behind", xText, yText: (share) => texts.percent(share, 0),
+      kind: "bars", colour: "second" }));
+  showChart("quorum", [state.quorum.curve.time, state.quorum.curve.mean], () => (
+    { ...common, title: "Quorum chosen", kind: "line", yText: texts.number, colour: "late" }));
+}
+
+// ---------------------------------------------------------------- tables
+
+function fill(table, head, rows) {
+  const shape = `${head.length} ${rows.length}`;
+  if (table.dataset.shape !== shape) {
+    table.dataset.shape = shape;
+    table.replaceChildren();
+    const line = table.createTHead().insertRow();
+    for (const [name, kind] of head) {
+      const cell = document.createElement("th");
+      cell.textContent = name;
+      cell.className = kind ?? "";
+      line.append(cell);
+    }
+    const body = table.createTBody();
+    for (const _ of rows) {
+      const row = body.insertRow();
+      for (const [, kind] of head) row.insertCell().className = kind ?? "";
+    }
+  }
+  rows.forEach((row, index) => {
+    const { cells } = table.tBodies[0].rows[index];
+    row.forEach((text, column) => setText(cells[column], text));
+  });
+}
+
+function showReasons(state) {
+  const { reasons, dropped } = state.tickets;
+  const rows = reasons.map((one) => [one.reason, texts.count(one.count), texts.percent(one.count / dropped)]);
+  fill(at("reasons"), [["reason", "text"], ["tickets"], ["share"]], rows.length ? rows : [["nothing was dropped", "", ""]]);
+}
+
+function showChoices(state) {
+  at("choices-part").hidden = state.choices.length === 0;
+  const rows = state.choices.map((one) => [texts.count(one.version), texts.count(one.quorum), one.reason]);
+  fill(at("choices"), [["update"], ["quorum"], ["why", "text"]], rows);
+}
+
+const MEANING = {
+  computing: "computing",
+  waiting: "waiting",
+  late: "late: its last ticket was dropped",
+  lost: "lost",
+};
+
+function showWorkers(workers) {
+  const legend = at("legend");
+  const names = Object.keys(MEANING);
+  if (legend.children.length === 0)
+    for (const name of names) {
+      const [item, dot, text] = ["span", "i", "span"].map((tag) => document.createElement(tag));
+      dot.className = `dot ${name}`;
+      item.append(dot, text);
+      legend.append(item);
+    }
+  names.forEach((name, index) =>
+    setText(legend.children[index].children[1], `${texts.count(workers.states[name])} ${MEANING[name]}`));
+  const title = workers.all_listed
+    ? `Workers (${texts.count(workers.count)}); the bar is its recent slowness`
+    : `Workers: the ${workers.rows.length} slowest of ${texts.count(workers.count)}`;
+  setText(at("workers-title"), title);
+  showStrip(workers.rows);
+  const slowest = [...workers.rows].sort((one, other) => (other.slowness ?? 0) - (one.slowness ?? 0)).slice(0, 50);
+  fill(
+    at("workers"),
+    [["worker"], ["state", "text"], ["a ticket, recent"], ["× the median"], ["dropped, recent"], ["arrived"], ["dropped"], ["lost"]],
+    slowest.map((one) => [
+      String(one.worker), one.state, texts.seconds(one.pace_s), one.slowness === null ? texts.none : one.slowness.toFixed(2),
+      texts.percent(one.drop_share, 0), texts.count(one.arrived), texts.count(one.dropped), texts.count(one.lost),
+    ]),
+  );
+}
+
+function showStrip(rows) {
+  const strip = at("strip");
+  while (strip.children.length > rows.length) strip.lastChild.remove();
+  while (strip.children.length < rows.length) strip.append(document.createElement("div"));
+  rows.forEach((one, index) => {
+    const cell = strip.children[index];
+    const name = MEANING[one.state] === undefined ? "waiting" : one.state;
+    if (cell.className !== name) cell.className = name;
+    const height = `${Math.round(Math.min(36, 12 * Math.max(0.5, one.slowness ?? 1)))}px`;
+    if (cell.style.height !== height) cell.style.height = height;
+    const title = `worker ${one.worker}: ${one.state}, ${texts.seconds(one.pace_s)} a ticket`;
+    if (cell.title !== title) cell.title = title;
+  });
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.draw()));
+poll();
