@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "quorate"
 # From left to right, as in the design. A part may import itself and what stands before it.
 FLOW = [
     ("errors", "seeds"),
+    ("measuring",),  # stands alone: it is for scripts that do not train with quorate
     ("events", "noise", "schema"),
     ("policies",),
     ("flat", "faults", "network", "latency", "task", "tasks", "ledger", "_tensor_state"),

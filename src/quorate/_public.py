@@ -7,6 +7,7 @@ from quorate.errors import BadInput, Diverged, QuorateError, QuorumLost, ReplayM
 from quorate.faults import Fault, Faults, parse_faults
 from quorate.latency import Latency, parse_latency
 from quorate.learner import Learning
+from quorate.measuring import Measuring, measure
 from quorate.metrics import Metrics, metrics_of
 from quorate.network import Network, parse_network
 from quorate.policies import (
@@ -46,6 +47,7 @@ __all__ = [
     "Latency",
     "Learning",
     "Local",
+    "Measuring",
     "Metrics",
     "Network",
     "Policy",
@@ -63,6 +65,7 @@ __all__ = [
     "__version__",
     "load_task",
     "make_policy",
+    "measure",
     "metrics_of",
     "parse_faults",
     "parse_latency",

@@ -1,0 +1,96 @@
+"""Clocks that a step is measured with: the host's, and the GPU's, which runs behind it.
+
+A step is made of spans (from moment, to moment) in which the process did work of its own. What a moment is, only its
+clock knows; `add` takes the spans of a step, `finish` gives the seconds of all steps.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+_READ_FROM = 32  # steps whose events wait to be read; by then the first ones are over
+
+Spans = list[tuple[Any, Any]]
+
+
+class Clock(Protocol):
+    """What the hooks ask of a clock."""
+
+    def now(self) -> Any:
+        """This moment."""
+
+    def moved(self, moment: Any) -> Any:
+        """This moment again, for one that is no longer needed (or None)."""
+
+    def add(self, spans: Spans) -> None:
+        """A step is over; no spans: it could not be measured."""
+
+    def finish(self) -> array[float]:
+        """Seconds of every step, NaN where it could not be measured."""
+
+
+class HostClock:
+    """The clock of the process, right where work is done when the call returns."""
+
+    def __init__(self) -> None:
+        self._seconds = array("d")
+
+    def now(self) -> float:
+        return perf_counter()
+
+    def moved(self, moment: float | None) -> float:
+        return perf_counter()
+
+    def add(self, spans: Spans) -> None:
+        self._seconds.append(sum(end - start for start, end in spans) if spans else math.nan)
+
+    def finish(self) -> array[float]:
+        return self._seconds
+
+
+class CudaClock:
+    """Events on the GPU's stream. They are read when they are long over, so that no step waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds = array("d")
+        self._unread: deque[Spans] = deque()
+        self._free: list[Any] = []  # events to use again
+
+    def now(self) -> Any:
+        return self.moved(None)
+
+    def moved(self, moment: Any) -> Any:
+        if moment is None:
+            moment = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        moment.record(torch.cuda.current_stream(self._device))
+        return moment
+
+    def add(self, spans: Spans) -> None:
+        self._unread.append(spans)
+        while len(self._unread) > _READ_FROM and all(end.query() for _, end in self._unread[0]):
+            self._read()
+
+    def finish(self) -> array[float]:
+        while self._unread:
+            for _, end in self._unread[0]:
+                end.synchronize()
+            self._read()
+        return self._seconds
+
+    def _read(self) -> None:
+        spans = self._unread.popleft()
+        milliseconds = sum(start.elapsed_time(end) for start, end in spans)
+        self._seconds.append(milliseconds / 1e3 if spans else math.nan)
+        for span in spans:
+            self._free.extend(span)
+
+
+def clock_for(device: torch.device) -> Clock:
+    return CudaClock(device) if device.type == "cuda" else HostClock()
