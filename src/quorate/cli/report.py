@@ -1,0 +1,138 @@
+"""`quorate report`: one page about one run, or several side by side."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quorate.cli._show import byte_size, print_json
+from quorate.errors import BadInput
+
+if TYPE_CHECKING:
+    from quorate.reporting.report.gathering import Gathered
+
+PAGE_FILE = "report.html"
+_MOST_RUNS = 16  # beyond it neither colours nor a screen are enough
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of runs, or their traces; a folder of several runs is all of them.", metavar="RUN…"
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page.", show_default=f"{PAGE_FILE} in the run's folder, or here", metavar="FILE"),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(help="Compare the time to this, e.g. 'accuracy>=0.95'.", metavar="CONDITION"),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Also write each figure as PNG and CSV into this folder.", metavar="FOLDER")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Also write the curves for TensorBoard into this folder.", metavar="FOLDER")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the data as one JSON object; the page is written if --out is given.")
+    ] = False,
+) -> None:
+    """Make a page about a run, or several side by side: what was learned, when gradients arrive, what workers did.
+
+    The page is one file that asks the network for nothing. A trace that is torn is shown as far as it is whole.
+    """
+    from quorate.conditions import parse_until
+    from quorate.reporting.report.data import report_data, without_drawings
+    from quorate.reporting.report.gathering import find_runs
+    from quorate.reporting.report.page import check_free, page_text, write_page
+
+    found = find_runs(runs)
+    if len(found) > _MOST_RUNS:
+        raise BadInput(f"{len(found)} runs are too many to tell apart; name at most {_MOST_RUNS}")
+    goal = None if target is None else parse_until(target)
+    file = out if out is not None or json else _default_file(found)
+    if file is not None:
+        check_free(file, overwrite)
+    elif open_page:
+        raise BadInput("--open shows the page, but --json writes none; add --out FILE, or leave out one of the two")
+    _check_exports(figures, tensorboard, overwrite)
+
+    gathered = _gather(found)
+    data = report_data(gathered, goal)
+    written = [] if file is None else [_page(page_text(data), file, write_page)]
+    written += _export(data, figures, tensorboard, overwrite)
+    if json:
+        print_json(without_drawings(data))
+    else:
+        for line in written:
+            typer.echo(line)
+    for run in gathered:
+        if run.left_out is not None:
+            sys.stderr.write(f"note: {run.path}: {run.left_out}\n")
+    if open_page and file is not None:
+        _open(file)
+
+
+def _default_file(found: list[Path]) -> Path:
+    from quorate.reporting.report.looks import run_folder
+
+    if len(found) > 1:
+        return Path(PAGE_FILE)
+    folder = run_folder(found[0])
+    return (folder if folder.is_dir() else folder.parent) / PAGE_FILE
+
+
+def _gather(found: list[Path]) -> list[Gathered]:
+    from quorate.reporting.report.gathering import MOST_SEGMENTS, gather
+
+    return [gather(path, MOST_SEGMENTS // len(found)) for path in found]
+
+
+def _page(text: str, file: Path, write: Any) -> str:
+    write(text, file)
+    return f"{file}: the report, {byte_size(len(text.encode()))}"
+
+
+def _check_exports(figures: Path | None, tensorboard: Path | None, overwrite: bool) -> None:
+    """Say what is missing or in the way before the traces are read."""
+    for name, folder in (("figures", figures), ("tensorboard", tensorboard)):
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise BadInput(f"{name} is {str(folder)!r}, which is a file; name a folder")
+    if figures is not None:
+        from quorate.reporting.figures import check_can_draw
+
+        check_can_draw()
+    if tensorboard is not None:
+        from quorate.reporting.report.for_tensorboard import check_can_export
+
+        check_can_export()
+
+
+def _export(data: dict[str, Any], figures: Path | None, tensorboard: Path | None, overwrite: bool) -> list[str]:
+    lines = []
+    if figures is not None:
+        from quorate.reporting.report.exporting import write_figures
+
+        files = write_figures(data, figures, overwrite)
+        lines.append(f"{figures}: {len(files)} files, {', '.join(sorted({file.stem for file in files}))}")
+    if tensorboard is not None:
+        from quorate.reporting.report.for_tensorboard import write_events
+
+        names = write_events(data, tensorboard)
+        lines.append(f"{tensorboard}: for TensorBoard, {len(names)} {'run' if len(names) == 1 else 'runs'}")
+    return lines
+
+
+def _open(file: Path) -> None:
+    import webbrowser
+
+    if not webbrowser.open(file.resolve().as_uri()):
+        sys.stderr.write(f"note: no browser could be opened; open {str(file)!r} yourself\n")

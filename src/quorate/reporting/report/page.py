@@ -1,0 +1,83 @@
+"""The page: one file with its data, styles and scripts inside. It asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from quorate.errors import BadInput
+
+#: By this a page of ours is known again, and may be replaced.
+MARK = '<meta name="generator" content="quorate report">'
+_SCRIPTS = ("uPlot.iife.min.js", "report/words.js", "report/charts.js", "report/timeline.js", "report/page.js")
+_STYLES = ("uPlot.min.css", "report/page.css")
+
+
+def page_text(data: dict[str, Any]) -> str:
+    """The whole page. Texts from traces are data: they are never part of markup or of a script.
+
+    Only the scripts whose digests the page names may run, so even text that broke out could do nothing.
+    """
+    script = "\n".join(map(_asset, _SCRIPTS))
+    assert "</script" not in script
+    return _filled(
+        _asset("report/page.html"),
+        {
+            "MARK": MARK,
+            "POLICY": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '{_digest(script)}'",
+            "TITLE": html.escape(f"{data['title']} · quorate report"),
+            "STYLE": "\n".join(map(_asset, _STYLES)),
+            "DATA": json_for_script(data),
+            "SCRIPT": script,
+        },
+    )
+
+
+def json_for_script(data: dict[str, Any]) -> str:
+    """JSON that can stand in a script element: nothing in it can end the element."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _filled(template: str, parts: dict[str, str]) -> str:
+    """One pass, so that nothing put in is looked at again."""
+    pieces = template.split("@@")
+    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+
+
+def _asset(name: str) -> str:
+    return (files("quorate.reporting") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+
+
+def check_free(file: Path, overwrite: bool) -> None:
+    """Refuse to write over what is not a report, before the work is done."""
+    if file.is_dir():
+        raise BadInput(f"out is {str(file)!r}, which is a folder; name a file, e.g. {str(file / 'report.html')!r}")
+    if not file.parent.is_dir():
+        raise BadInput(f"out is {str(file)!r}, but the folder {str(file.parent)!r} does not exist; make it first")
+    if file.exists() and not overwrite and not _is_ours(file):
+        raise BadInput(f"out is {str(file)!r}, which exists and is no report; name another file, or add --overwrite")
+
+
+def _is_ours(file: Path) -> bool:
+    try:
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            return MARK in opened.read(2000)
+    except OSError:
+        return False
+
+
+def write_page(text: str, file: Path) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"report {str(file)!r} cannot be written: {error.strerror}; name another with --out") from error
