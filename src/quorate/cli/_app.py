@@ -9,6 +9,7 @@ import typer
 from quorate.cli.compare import compare
 from quorate.cli.demo import demo
 from quorate.cli.replay import replay
+from quorate.cli.report import report
 from quorate.cli.simulate import simulate
 from quorate.cli.train import train
 from quorate.cli.watch import watch
@@ -19,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, simulate, compare, replay, watch, demo):
+for command in (train, simulate, compare, replay, report, watch, demo):
     app.command()(command)
 
 
