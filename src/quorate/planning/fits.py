@@ -1,0 +1,88 @@
+"""Known laws fitted to measured times: for machines beyond those that were measured, and to be looked at."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from quorate.errors import BadInput
+from quorate.latency import Independent, Lognormal, Pareto, ShiftedExponential
+from quorate.planning.world import Floats
+
+_MOST_TIMES = 4_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """One law beside the measured times."""
+
+    law: Independent
+    distance: float  # Kolmogorov and Smirnov's: the largest gap between the two distribution functions
+    points: tuple[tuple[float, float, float], ...]  # (level, measured seconds, the law's seconds)
+
+    @property
+    def text(self) -> str:
+        return self.law.text()
+
+
+def fit_laws(seconds: Floats) -> list[Fit]:
+    """Shifted exponential, lognormal and Pareto by maximum likelihood, the closest first."""
+    from scipy import stats  # type: ignore[import-untyped]
+
+    times = np.sort(seconds.ravel())
+    times = times[:: max(1, len(times) // _MOST_TIMES)]
+    if times[-1] <= times[0] * (1.0 + 1e-9):
+        return []  # always the same: there is nothing to fit
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an optimiser that complains on the way; the distance says how it ended
+        shift, scale = stats.expon.fit(times)
+        sigma, _, median = stats.lognorm.fit(times, floc=0)
+        alpha, _, least = stats.pareto.fit(times, floc=0, fscale=times[0])
+    laws: list[Independent] = []
+    for make in (
+        lambda: ShiftedExponential(float(shift), float(scale)),
+        lambda: Lognormal(float(median), min(10.0, float(sigma))),
+        lambda: Pareto(float(least), float(alpha)),
+    ):
+        try:
+            laws.append(make())
+        except BadInput:
+            continue  # times so far apart that no such law has finite draws
+    fits = [Fit(law=law, distance=_distance(law, times), points=_points(law, times)) for law in laws]
+    return sorted(fits, key=lambda fit: fit.distance)
+
+
+def draws(law: Independent, shape: tuple[int, int], random: np.random.Generator) -> Floats:
+    """Independent times from a law."""
+    inverse = law.inverse()
+    levels = np.clip(random.random(shape), 1e-12, 1 - 1e-12)
+    return np.array([inverse(level) for level in levels.ravel().tolist()]).reshape(shape)
+
+
+def _distance(law: Independent, times: Floats) -> float:
+    """The gap at each step of the measured distribution function, whichever side of the step is worse."""
+    count = len(times)
+    levels = np.array([_level(law, float(seconds)) for seconds in times])
+    steps = np.arange(count + 1) / count
+    return float(max(np.max(steps[1:] - levels), np.max(levels - steps[:-1])))
+
+
+def _level(law: Independent, seconds: float) -> float:
+    """The share of draws up to so many seconds."""
+    match law:
+        case ShiftedExponential():
+            return 1.0 - math.exp(-max(0.0, seconds - law.shift) / law.exp_mean)
+        case Lognormal():
+            return 0.5 * (1.0 + math.erf(math.log(seconds / law.median) / (max(law.sigma, 1e-12) * math.sqrt(2.0))))
+        case Pareto():
+            return 1.0 - math.pow(law.scale / max(seconds, law.scale), law.alpha)
+    raise AssertionError(law)
+
+
+def _points(law: Independent, times: Floats) -> tuple[tuple[float, float, float], ...]:
+    levels = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+    measured = np.quantile(times, levels).tolist()
+    return tuple((level, seconds, law.quantile(level)) for level, seconds in zip(levels, measured, strict=True))

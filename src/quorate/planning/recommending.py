@@ -1,0 +1,109 @@
+"""One split out of all, in a sentence with its reason, and when another would be better."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from quorate.planning.splits import SplitTimes
+from quorate.planning.updates import Effort
+from quorate.planning.world import Floats
+
+_NOISES = np.logspace(-2, 4, 241)  # B_noise/B: from hardly any noise to nothing but
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """Which split to take."""
+
+    policy: str  # backup, or full-sync where no backup pays
+    quorum: int
+    backups: int
+    seconds_per_update: float
+    time: float  # to the target: seconds where updates are known, else per update that all machines would make
+    speedup: float | None  # over waiting for all; None where that never ends
+    reason: str
+    changes: tuple[str, ...]  # when it would be another
+
+
+def times_to_target(times: SplitTimes, effort: Effort) -> tuple[Floats, Floats]:
+    """(updates relative to the fewest, time) of every split; time is in seconds if updates are known as counts."""
+    updates = effort.updates(times.gradients)
+    relative = updates / updates.min()
+    return relative, times.mean * (updates if effort.is_absolute else relative)
+
+
+def recommend(times: SplitTimes, effort: Effort, known: int) -> Recommendation:
+    """The split with the least time to the target, among those that were seen."""
+    relative, time = times_to_target(times, effort)
+    machines = len(time)
+    candidates = np.where(np.arange(machines) < known, time, math.inf)
+    place = int(np.argmin(candidates))
+    backups = machines - place - 1
+    speedup = float(time[-1] / time[place]) if math.isfinite(time[-1]) else None
+    return Recommendation(
+        policy="backup" if backups else "full-sync",
+        quorum=place + 1,
+        backups=backups,
+        seconds_per_update=float(times.mean[place]),
+        time=float(time[place]),
+        speedup=speedup,
+        reason=_reason(times, relative, time, place, speedup),
+        changes=tuple(_changes(times, effort, time, place, known)),
+    )
+
+
+def _reason(times: SplitTimes, relative: Floats, time: Floats, place: int, speedup: float | None) -> str:
+    machines, mean = len(time), times.mean
+    if place == machines - 1:
+        if machines == 1:
+            return "there is one machine"
+        other = int(np.argmin(time[:-1]))
+        return (
+            f"waiting for all {machines} takes {_more(mean[-1] / mean[other])} an update than {_split(other, machines)}"
+            f", which needs {_more(relative[other] / relative[-1])} updates: no backup pays"
+        )
+    wait = "never ends on average" if speedup is None else f"takes {mean[-1] / mean[place] - 1.0:.0%} longer an update"
+    extra = relative[place] / relative[-1] - 1.0
+    gain = "" if speedup is None else f", so the target is reached {speedup:.2f}× as fast"
+    last = machines - place - 1
+    some = "the last gradient" if last == 1 else f"the last {last} gradients"
+    return f"waiting for {some} {wait}, and doing without costs {extra:.1%} more updates{gain}"
+
+
+def _changes(times: SplitTimes, effort: Effort, time: Floats, place: int, known: int) -> list[str]:
+    """What would have to be different for another split to win."""
+    found: list[str] = []
+    machines = len(time)
+    if effort.noise_in_batches is not None and machines > 1:
+        costs = times.mean[:known] * (1.0 + _NOISES[:, None] / times.gradients[:known])
+        best = np.argmin(costs, axis=1)
+        mine = np.flatnonzero(best == place)
+        if not len(mine):
+            low = float(_NOISES[-1])
+            found.append(f"it is right from a noise scale of more than {low:,.0f} batches on")
+        else:
+            low, high = int(mine[0]), int(mine[-1])
+            if low > 0:
+                found.append(
+                    f"{_split(int(best[low - 1]), machines)} if the noise scale were below {_NOISES[low]:,.2g} batches"
+                )
+            if high < len(_NOISES) - 1:
+                found.append(f"{_split(int(best[high + 1]), machines)} if it were above {_NOISES[high]:,.2g} batches")
+    if place < machines - 1 and math.isfinite(time[-1]):
+        even = times.mean[-1] * time[place] / time[-1]
+        found.append(
+            f"{_split(machines - 1, machines)} if waiting for all took under {even:.4g} s an update "
+            f"(now {times.mean[-1]:.4g} s)"
+        )
+    return found
+
+
+def _split(place: int, machines: int) -> str:
+    return f"{place + 1}+{machines - place - 1}"
+
+
+def _more(ratio: float) -> str:
+    return f"{ratio - 1.0:.1%} more"

@@ -1,0 +1,125 @@
+"""Seconds per update of every split of the machines into a quorum and backups."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from quorate.planning._finishing import let_finish
+from quorate.planning.world import FINISH, Floats, World
+
+_BLOCKS = 20
+_T_95 = {4: 2.78, 9: 2.26, 19: 2.09}  # Student's t for 95 %, by degrees of freedom
+_FEW_ROWS = 400  # enough for the short rounds at the end of an epoch, of which there are few
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitTimes:
+    """One entry a quorum, N = 1 first: seconds per update, and what an update is made of."""
+
+    mean: Floats
+    low: Floats  # of the 95 % interval of the mean
+    high: Floats
+    median: Floats
+    p99: Floats
+    wasted: Floats  # share of the workers' computing that is thrown away
+    gradients: Floats  # per update; less than the quorum where epochs end in short rounds
+    transfers: Floats  # versions and gradients sent per update
+
+
+def split_times(world: World, late: str) -> SplitTimes:
+    """The time until the N-th arrival for every N, from the joint arrivals of each round."""
+    times = let_finish(world) if late == FINISH else None
+    if times is None:
+        return _cancelled(world)
+    low, high = _interval(times.updates, times.updates.mean(axis=0))
+    median, p99 = np.quantile(times.updates, (0.5, 0.99), axis=0)
+    return SplitTimes(
+        mean=times.updates.mean(axis=0),
+        low=low,
+        high=high,
+        median=median,
+        p99=p99,
+        wasted=times.wasted,
+        gradients=np.arange(1.0, world.machines + 1),
+        transfers=times.transfers,
+    )
+
+
+def _cancelled(world: World) -> SplitTimes:
+    """Late work is cancelled: every round starts afresh, so rounds can be read off the table."""
+    quorums = np.arange(1.0, world.machines + 1)
+    arrivals = np.sort(world.seconds, axis=1)
+    ordered = arrivals + world.overhead_s
+    by_regime = np.array([ordered[regime].mean(axis=0) for regime in world.regimes])
+    lasted = np.array([world.span_s[regime].sum() for regime in world.regimes])
+    counts = lasted[:, None] / by_regime  # updates that each split would make in each stretch
+    mean = lasted.sum() / counts.sum(axis=0)
+    low, high = _interval(ordered, mean)
+    median, p99 = _quantiles(ordered, world.regimes, counts)
+    used, waste = np.cumsum(arrivals.mean(axis=0)), (world.machines - quorums) * arrivals.mean(axis=0)
+    scale, gradients = _epoch_ends(world, mean, quorums)
+    return SplitTimes(
+        mean=mean * scale,
+        low=low * scale,
+        high=high * scale,
+        median=median,
+        p99=p99,
+        wasted=waste / (used + waste),
+        gradients=gradients,
+        transfers=world.machines + quorums,
+    )
+
+
+def _interval(updates: Floats, mean: Floats) -> tuple[Floats, Floats]:
+    """95 % of the mean, by means of blocks: neighbouring rounds may be alike."""
+    blocks = next((count for count in (_BLOCKS, 10, 5) if len(updates) >= 2 * count), 0)
+    if not blocks:
+        return np.zeros_like(mean), np.full_like(mean, math.inf)
+    means = np.array([block.mean(axis=0) for block in np.array_split(updates, blocks)])
+    half = _T_95[blocks - 1] * means.std(axis=0, ddof=1) / math.sqrt(blocks)
+    return np.maximum(0.0, mean - half), mean + half
+
+
+def _quantiles(ordered: Floats, regimes: tuple[slice, ...], counts: Floats) -> tuple[Floats, Floats]:
+    """Median and 99 % of the updates that a split makes: rounds of a stretch weigh as often as they would occur."""
+    if len(regimes) == 1:
+        median, p99 = np.quantile(ordered, (0.5, 0.99), axis=0)
+        return median, p99
+    lengths = np.array([regime.stop - regime.start for regime in regimes])
+    weights = np.repeat(counts / lengths[:, None], lengths, axis=0)
+    order = np.argsort(ordered, axis=0)
+    values = np.take_along_axis(ordered, order, axis=0)
+    up_to = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0)
+    up_to /= up_to[-1]
+    places = [(up_to < level).sum(axis=0) for level in (0.5, 0.99)]
+    columns = np.arange(ordered.shape[1])
+    median, p99 = (values[np.minimum(place, len(values) - 1), columns] for place in places)
+    return median, p99
+
+
+def _epoch_ends(world: World, mean: Floats, quorums: Floats) -> tuple[Floats, Floats]:
+    """How the short rounds at the end of an epoch change the mean, and the mean gradients of an update.
+
+    With r batches left, only the first r workers get one, and the round takes min(N, r) of them.
+    """
+    batches, machines = world.batches_per_epoch, world.machines
+    if batches is None or batches > 1000 * machines:
+        return np.ones(machines), quorums
+    rows = world.seconds[:: max(1, world.rounds // _FEW_ROWS)]
+    mean_of_rows = np.sort(rows, axis=1).mean(axis=0)  # so that the sample's own error cancels
+    scale, gradients = np.empty(machines), np.empty(machines)
+    for place, quorum in enumerate(range(1, machines + 1)):
+        whole = max(0, (batches - machines) // quorum + 1)
+        left = batches - whole * quorum
+        short: list[float] = []
+        while left > 0:
+            taken = min(quorum, left)
+            short.append(float(np.partition(rows[:, :left], taken - 1, axis=1)[:, taken - 1].mean()))
+            left -= taken
+        ratio = (np.array(short) + world.overhead_s) / (mean_of_rows[place] + world.overhead_s)
+        scale[place] = (whole + ratio.sum()) / (whole + len(short))
+        gradients[place] = batches / (whole + len(short))
+    return scale, gradients

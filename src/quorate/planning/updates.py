@@ -1,0 +1,86 @@
+"""Updates to a target, by how many gradients make one."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from quorate.errors import BadInput
+from quorate.planning.world import Floats
+
+_FORM = '--iterations "50:137.5,70:99.8,100:76.2" (quorum:thousands of updates)'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How the updates to the target depend on the gradients that make one; `sentence` says where it is from."""
+
+    sentence: str
+    noise_in_batches: float | None = None  # B_noise/B; None with iterations; inf: the noise-dominated limit
+    points: tuple[tuple[float, float], ...] = ()  # (quorum, updates) where they are given
+
+    @property
+    def is_absolute(self) -> bool:
+        """Whether `updates` are counts; otherwise they mean something only beside each other."""
+        return bool(self.points)
+
+    def updates(self, gradients: Floats) -> Floats:
+        if self.points:
+            return _between(self.points, gradients)
+        assert self.noise_in_batches is not None
+        if math.isinf(self.noise_in_batches):
+            return 1.0 / gradients
+        return 1.0 + self.noise_in_batches / gradients
+
+
+def effort_of_noise(noise_scale: float, batch_size: int, source: str) -> Effort:
+    """Updates ≈ S_min (1 + B_noise/(N·B)) (McCandlish et al., 2018)."""
+    return Effort(
+        sentence=f"updates from the gradient noise scale, {noise_scale:,.4g} samples, {noise_scale / batch_size:,.3g} "
+        f"batches of {batch_size} ({source})",
+        noise_in_batches=noise_scale / batch_size,
+    )
+
+
+def effort_unknown() -> Effort:
+    """Nothing is known: as if every gradient counted the same."""
+    return Effort(
+        sentence="the noise scale is not known, so the noise-dominated limit is taken, where half the gradients need "
+        "twice the updates: this is the fewest backups that can be right; give --noise-scale or --iterations for more",
+        noise_in_batches=math.inf,
+    )
+
+
+def effort_of_iterations(text: str) -> Effort:
+    """Measured updates to the target, as `QUORUM:THOUSANDS,…`; straight lines between them in log and log."""
+    points: dict[float, float] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*:\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*", part)
+        if match is None:
+            raise BadInput(f"iterations {text!r}: {part.strip()!r} is not QUORUM:THOUSANDS; write {_FORM}")
+        quorum, thousands = float(match[1]), float(match[2])
+        if quorum < 1 or not (0 < thousands < math.inf):
+            raise BadInput(f"iterations {text!r}: {part.strip()!r} must have numbers above 0; write {_FORM}")
+        if quorum in points:
+            raise BadInput(f"iterations {text!r} has the quorum {match[1]} twice; give it one number of updates")
+        points[quorum] = 1000.0 * thousands
+    if len(points) < 2:
+        raise BadInput(f"iterations {text!r} has one quorum, but a trend takes two or more; write {_FORM}")
+    ordered = tuple(sorted(points.items()))
+    return Effort(
+        sentence=f"updates as given for quorums of {', '.join(f'{quorum:g}' for quorum, _ in ordered)}",
+        points=ordered,
+    )
+
+
+def _between(points: tuple[tuple[float, float], ...], gradients: Floats) -> Floats:
+    """In log and log, where N^-a is a straight line; beyond the ends with the slope of the last two."""
+    x, y = np.log(np.array(points)).T
+    at = np.log(gradients)
+    inside = np.interp(at, x, y)
+    first, last = (y[1] - y[0]) / (x[1] - x[0]), (y[-1] - y[-2]) / (x[-1] - x[-2])
+    inside = np.where(at < x[0], y[0] + first * (at - x[0]), inside)
+    return np.asarray(np.exp(np.where(at > x[-1], y[-1] + last * (at - x[-1]), inside)), dtype=np.float64)
