@@ -177,7 +177,7 @@ def _workers(workers: dict[str, Any]) -> list[tuple[str, str]]:
     slowest = sorted(workers["rows"], key=lambda one: -(one["slowness"] or 0.0))[:_SLOWEST]
     text = ", ".join(f"{one['worker']} ({one['slowness']:.2f}×)" for one in slowest if one["slowness"] is not None)
     if text and workers["count"] > 1:
-        found.append(("slowest of late", f"{text} of the median"))
+        found.append(("slowest lately", f"{text} of the median"))
     return found
 
 

@@ -13,7 +13,7 @@ from quorate.trace import TRACE_FILE
 
 CHUNK_BYTES = 1 << 18  # some 2,500 records: a few milliseconds, so that others get their turn
 _LONGEST_LINE_BYTES = 1 << 26  # an update of a million tickets still fits
-_TAIL_BYTES = 64
+_TAIL_BYTES = 4096  # several records: the end of one may well be the same twice
 
 
 class News(NamedTuple):

@@ -123,16 +123,10 @@ def make_app(watcher: Watcher, token: str, port: int) -> ASGIApp:
 
     routes = [
         Route("/{token}/state", state),
-        Route("/{token}/{name}", file),
-        Route("/{token}/", lambda request: file(_root(request))),
+        Route("/{token}/{name:path}", file),
         Route("/{rest:path}", other),
     ]
     return Door(Starlette(routes=routes), port)
-
-
-def _root(request: Request) -> Request:
-    request.path_params["name"] = ""
-    return request
 
 
 def _forbidden() -> Response:
@@ -155,6 +149,7 @@ class Server:
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                proxy_headers=False,
                 access_log=False,  # it would print the token
                 server_header=False,
                 timeout_graceful_shutdown=1,

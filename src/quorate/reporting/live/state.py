@@ -192,6 +192,10 @@ class LiveMetrics(Metrics):
                 series = self.measures[name] = Series()
             series.add(time, value)
 
+    def chose(self, time: float, version: int, quorum: int, reason: str) -> None:
+        self.choices.append(Choice(time, version, quorum, reason))
+        self.quorums.add(time, quorum)
+
     def resumed(self, time: float, version: int, limits: dict[str, Any]) -> None:
         super().resumed(time, version, limits)
         self._limits = limits

@@ -49,13 +49,14 @@ class Watcher:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._follow, name="quorate-watch", daemon=True)
         self.published = Published(0, 0, {"state": None}, b"", b"")
-        self._publish()
 
     @property
     def path(self) -> Path:
         return self._follower.path
 
     def __enter__(self) -> Watcher:
+        self._read()
+        self._publish()  # so that there is something to show at once
         self._thread.start()
         return self
 

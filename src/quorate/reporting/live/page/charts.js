@@ -1,9 +1,11 @@
 // One small chart a quantity. A chart is made once and then only given new data.
 "use strict";
 
+const WHOLE = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5, 6].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
+
 class Chart {
-  constructor(parent, { id, title, yText, xText, xLabel, kind, colour }) {
-    this.options = { yText, xText, xLabel, kind, colour };
+  constructor(parent, { id, title, yText, xText, xLabel, kind, colour, whole = false }) {
+    this.options = { yText, xText, xLabel, kind, colour, whole };
     this.box = document.createElement("div");
     this.box.className = "chart";
     this.box.id = id;
@@ -26,6 +28,13 @@ class Chart {
     else this.plot.setData(data);
   }
 
+  // Room for the first and the last bar.
+  around() {
+    const places = this.data[0];
+    const room = 0.6 * (places.length > 1 ? places[1] - places[0] : 1);
+    return [places[0] - room, places[places.length - 1] + room];
+  }
+
   resize() {
     const width = this.place.clientWidth;
     if (this.plot !== null && width > 0 && width !== this.plot.width) this.plot.setSize({ width, height: 190 });
@@ -36,7 +45,7 @@ class Chart {
     if (this.plot !== null) this.plot.destroy();
     this.plot = null;
     if (this.data === null || this.place.clientWidth === 0) return;
-    const { yText, xText, xLabel, kind, colour } = this.options;
+    const { yText, xText, xLabel, kind, colour, whole } = this.options;
     const style = getComputedStyle(document.documentElement);
     const of = (name) => style.getPropertyValue(`--${name}`).trim();
     const font = "11px system-ui, sans-serif";
@@ -45,7 +54,7 @@ class Chart {
       values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : values(tick))), ...extra,
     });
     const line = { stroke: of(colour), width: 1.75, points: { show: this.data[0].length < 3 } };
-    const series = [{}, { ...line, value: (_, value) => yText(value) }];
+    const series = [{}, { ...line }];
     const bands = [];
     if (kind === "band") {
       series.push({ stroke: "transparent", points: { show: false } }, { stroke: "transparent", points: { show: false } });
@@ -60,10 +69,10 @@ class Chart {
         legend: { show: false },
         cursor: { y: false, drag: { x: false, y: false } },
         scales: {
-          x: { time: false, range: kind === "bars" ? (_, low, high) => [low - 0.6, high + 0.6] : undefined },
-          y: { range: kind === "bars" ? (_, low, high) => [0, high || 1] : (_, low, high) => spread(low, high) },
+          x: { time: false, range: kind === "bars" ? () => this.around() : undefined },
+          y: { range: kind === "bars" ? (_, low, high) => [0, high || 1] : () => spread(this.data) },
         },
-        axes: [axis(xText, { label: xLabel, labelSize: 16, size: 26 }), axis(yText, { size: 58 })],
+        axes: [axis(xText, { label: xLabel, labelSize: 16, size: 26, ...(whole ? { incrs: WHOLE } : {}) }), axis(yText, { size: 58 })],
         series,
         bands,
       },
@@ -73,8 +82,15 @@ class Chart {
   }
 }
 
-function spread(low, high) {
-  if (low == null || high == null) return [0, 1];
+// From the least to the most, but a few that are far out shall not press the rest flat.
+function spread([, mean, low = mean, high = mean]) {
+  const nearly = (values, share) => [...values].sort((a, b) => a - b)[Math.floor(share * (values.length - 1))];
+  const bottom = Math.min(nearly(low, 0.05), nearly(mean, 0));
+  const top = Math.max(nearly(high, 0.95), nearly(mean, 0.99));
+  return widened(bottom, top);
+}
+
+function widened(low, high) {
   const room = (high - low || Math.abs(high) || 1) * 0.06;
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
 }

@@ -21,9 +21,19 @@ const texts = {
 
   seconds(value) {
     if (value == null) return texts.none;
-    if (value < 1e-6) return "0 s";
-    if (value < 1e-3) return `${texts.three(value * 1e6)} µs`;
-    return value < 0.9995 ? `${texts.three(value * 1e3)} ms` : `${texts.three(value)} s`;
+    if (value < 1e-6) return "0\u00a0s";
+    if (value < 1e-3) return `${texts.three(value * 1e6)}\u00a0µs`;
+    return value < 0.9995 ? `${texts.three(value * 1e3)}\u00a0ms` : `${texts.three(value)}\u00a0s`;
+  },
+
+  // Along an axis: without zeros at the end.
+  tick(value) {
+    return Number(value.toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 9 });
+  },
+
+  tickSeconds(value) {
+    if (Math.abs(value) >= 1 || value === 0) return `${texts.tick(value)}\u00a0s`;
+    return Math.abs(value) < 1e-3 ? `${texts.tick(value * 1e6)}\u00a0µs` : `${texts.tick(value * 1e3)}\u00a0ms`;
   },
 
   clock(value) {
@@ -34,7 +44,7 @@ const texts = {
   },
 
   percent(value, digits = 1) {
-    return value == null ? texts.none : `${(100 * value).toFixed(digits)} %`;
+    return value == null ? texts.none : `${(100 * value).toFixed(digits)}\u00a0%`;
   },
 
   bytes(value) {
@@ -44,6 +54,6 @@ const texts = {
       value /= 1000;
       unit += 1;
     }
-    return `${unit ? texts.three(value) : value} ${units[unit]}`;
+    return `${unit ? texts.three(value) : value}\u00a0${units[unit]}`;
   },
 };

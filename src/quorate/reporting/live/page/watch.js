@@ -92,7 +92,7 @@ function showState(state) {
   setText(at("title"), `${run.policy}${run.task ? ` on ${run.task}` : ", without gradients"}`);
   document.title = `${state.share === null ? texts.count(state.updates) : texts.percent(state.share, 0)} · ${run.policy}`;
   const details = [
-    `${texts.count(run.workers)} ${run.real ? "" : "simulated "}workers (${run.engine ?? "unknown engine"})`,
+    `${texts.count(run.workers)} ${run.real ? "" : "simulated "}workers${run.real && run.engine ? ` (${run.engine})` : ""}`,
     run.latency ? `latency ${run.latency}` : null,
     `seed ${run.seed}`,
     run.real ? "real seconds" : "virtual seconds",
@@ -143,29 +143,29 @@ function showTiles(state) {
 }
 
 function showChart(id, data, make) {
-  if (data[0].length === 0) return;
+  if (data[0].length === 0) return; // nothing yet, or not in this run
   if (!charts.has(id)) charts.set(id, new Chart(at("charts"), { id: `chart-${id}`, ...make() }));
   charts.get(id).show(data);
 }
 
 function showCharts(state) {
   const xLabel = state.run.real ? "seconds" : "virtual seconds";
-  const xText = (value) => texts.three(value);
+  const xText = texts.tick;
   const band = ({ curve }) => [curve.time, curve.mean, curve.low, curve.high];
   const common = { xLabel, xText, kind: "band" };
-  showChart("loss", band(state.loss), () => ({ ...common, title: "Loss", yText: texts.number, colour: "computing" }));
+  showChart("loss", band(state.loss), () => ({ ...common, title: "Loss", yText: texts.tick, colour: "computing" }));
   state.measures.slice(0, 4).forEach((one, index) =>
-    showChart(`measure-${index}`, band(one), () => ({ ...common, title: one.name, yText: texts.number, colour: "second" })));
+    showChart(`measure-${index}`, band(one), () => ({ ...common, title: one.name, yText: texts.tick, colour: "second" })));
   showChart("pace", band(state.pace), () => (
-    { ...common, title: "An update takes (mean, and from shortest to longest)", yText: texts.seconds, colour: "computing" }));
-  showChart("kth", [state.kth_arrival_s.k, state.kth_arrival_s.mean_s], () => (
-    { title: "Mean time to the k-th arrival", xLabel: "k", xText: texts.three, yText: texts.seconds, kind: "line", colour: "late" }));
+    { ...common, title: "Time per update (mean, least and most)", yText: texts.tickSeconds, colour: "computing" }));
+  if (state.kth_arrival_s.k.length > 1) showChart("kth", [state.kth_arrival_s.k, state.kth_arrival_s.mean_s], () => (
+    { title: "Mean time to the k-th arrival", xLabel: "k", xText, yText: texts.tickSeconds, kind: "line", colour: "late", whole: true }));
   const { width, shares } = state.staleness;
   showChart("staleness", [shares.map((_, index) => index * width), shares], () => (
     { title: "Staleness of applied gradients", xLabel: "versions behind", xText, yText: (share) => texts.percent(share, 0),
-      kind: "bars", colour: "second" }));
+      kind: "bars", colour: "second", whole: true }));
   showChart("quorum", [state.quorum.curve.time, state.quorum.curve.mean], () => (
-    { ...common, title: "Quorum chosen", kind: "line", yText: texts.number, colour: "late" }));
+    { ...common, title: "Quorum chosen", kind: "line", yText: texts.tick, colour: "late" }));
 }
 
 // ---------------------------------------------------------------- tables
@@ -233,7 +233,7 @@ function showWorkers(workers) {
   const slowest = [...workers.rows].sort((one, other) => (other.slowness ?? 0) - (one.slowness ?? 0)).slice(0, 50);
   fill(
     at("workers"),
-    [["worker"], ["state", "text"], ["a ticket, recent"], ["× the median"], ["dropped, recent"], ["arrived"], ["dropped"], ["lost"]],
+    [["worker"], ["state", "word"], ["a ticket, recent"], ["× the median"], ["dropped, recent"], ["arrived"], ["dropped"], ["lost"]],
     slowest.map((one) => [
       String(one.worker), one.state, texts.seconds(one.pace_s), one.slowness === null ? texts.none : one.slowness.toFixed(2),
       texts.percent(one.drop_share, 0), texts.count(one.arrived), texts.count(one.dropped), texts.count(one.lost),

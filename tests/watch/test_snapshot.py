@@ -1,0 +1,137 @@
+"""What is published: the right numbers, and no more bytes for a longer run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import quorate
+from quorate.metrics import metrics_of
+from quorate.reporting.live.snapshot import snapshot
+from quorate.reporting.live.state import LiveMetrics, Series
+from quorate.reporting.live.watcher import Watcher
+from quorate.trace import feed, read_trace
+
+from .conftest import GrowingTrace
+from .runs import begin, end, round_of
+
+
+def live_metrics(run: Path) -> LiveMetrics:
+    metrics = LiveMetrics()
+    feed(read_trace(run), metrics)
+    return metrics
+
+
+def test_the_numbers_of_a_run_known_by_hand(trace: GrowingTrace) -> None:
+    metrics = LiveMetrics()
+    begin(metrics)
+    for version in range(4):
+        round_of(metrics, version, loss=4.0 - version)
+    state = snapshot(metrics)
+    assert (state["updates"], state["expected_updates"], state["share"], state["seconds"]) == (4, 10, 0.4, 4.0)
+    assert state["run"]["policy"] == "backup 2+1"
+    assert state["loss"] == {
+        "last": 1.0,
+        "curve": {name: [4.0, 3.0, 2.0, 1.0] for name in ("mean", "low", "high")} | {"time": [1.0, 2.0, 3.0, 4.0]},
+    }
+    assert state["measures"][0]["name"] == "accuracy"
+    assert state["measures"][0]["last"] == 0.53
+    assert state["kth_arrival_s"] == {"k": [1, 2], "mean_s": [0.25, 1.0]}
+    assert state["tickets"]["drop_share"] == pytest.approx(1 / 3)
+    assert state["tickets"]["reasons"] == [{"reason": "late: its version is over", "count": 4}]
+    assert (state["pace"]["recent_per_s"], state["pace"]["per_s"], state["pace"]["recent_p99_s"]) == (1.0, 1.0, 1.0)
+    # a version to each of three workers and two gradients back, four times; a cancelled worker's are not used
+    assert state["bytes"] == {"sent": 4 * 5 * 1000, "used": 4 * 4 * 1000}
+    rows = {row["worker"]: row for row in state["workers"]["rows"]}
+    assert [rows[worker]["state"] for worker in range(3)] == ["waiting", "waiting", "late"]
+    assert [rows[worker]["pace_s"] for worker in range(3)] == [0.25, 1.0, 1.0]
+    assert rows[0]["slowness"] == 0.25
+    metrics.lost(4.5, 1, ())
+    metrics.ended(5.0, 4, "limit reached", None)
+    state = snapshot(metrics)
+    assert state["workers"]["states"] == {"computing": 0, "waiting": 2, "late": 0, "lost": 1}
+    assert state["ending"] == "limit reached"
+    assert state["share"] == 1.0
+
+
+def test_choices_of_an_adaptive_policy_are_shown_newest_first() -> None:
+    metrics = LiveMetrics()
+    begin(metrics)
+    for version in range(20):
+        metrics.chose(float(version), version, 2 + version % 2, f"reason {version}")
+    state = snapshot(metrics)
+    assert [choice["version"] for choice in state["choices"]] == [19, 18, 17, 16, 15, 14, 13, 12]
+    assert state["choices"][0] == {"time": 19.0, "version": 19, "quorum": 3, "reason": "reason 19"}
+    assert state["quorum"]["last"] == 3
+
+
+@pytest.mark.parametrize(
+    "policy", [quorate.BackupSync(3, 1, late="finish"), quorate.Async(), quorate.Deadline(), quorate.KBatchSync(3)]
+)
+def test_watching_agrees_with_the_summary_of_the_run(tmp_path: Path, policy: quorate.Policy) -> None:
+    engine = quorate.Simulated(4, "shifted-exp:1,1", faults="lose:0@9;join:0@12;crash:50,5")
+    quorate.train(None, policy, engine, updates=200, out=tmp_path / "run")
+    state, summary = snapshot(live_metrics(tmp_path / "run")), metrics_of(tmp_path / "run").summary()
+    assert state["updates"] == summary["updates"]
+    assert state["seconds"] == summary["seconds"]
+    assert state["bytes"]["sent"] == summary["bytes"]["sent"]
+    assert state["samples"] == summary["samples"]["applied"]
+    assert state["staleness"]["mean"] == summary["staleness"]["mean"]
+    assert state["pace"]["p99_s"] == summary["update_seconds"]["p99"]
+    for name in ("applied", "dropped", "lost"):
+        assert state["tickets"][name] == summary["tickets"][name]
+
+
+def test_the_snapshot_does_not_grow_with_the_run_nor_much_with_the_workers(tmp_path: Path) -> None:
+    sizes = {}
+    for workers, updates in ((8, 2_000), (8, 20_000), (5_000, 12)):
+        engine = quorate.Simulated(workers, "shifted-exp:1,1")
+        out = tmp_path / f"{workers}-{updates}"
+        quorate.train(None, quorate.Async() if workers == 8 else quorate.FullSync(), engine, updates=updates, out=out)
+        metrics = live_metrics(out)
+        sizes[workers, updates] = len(json.dumps(snapshot(metrics)))
+        assert len(metrics.choices) + len(metrics.recent) <= 300
+    assert sizes[8, 20_000] < 1.3 * sizes[8, 2_000]
+    assert sizes[5_000, 12] < 40_000
+
+
+def test_long_names_and_many_measures_and_reasons_are_cut(trace: GrowingTrace) -> None:
+    metrics = LiveMetrics()
+    begin(metrics, task="x" * 10**6, updates=None, until="accuracy>=0.9")
+    round_of(metrics, 0)
+    metrics.evaluated(1.0, 1, {f"measure {number}": 1.0 for number in range(1000)})
+    for number in range(1000):
+        metrics.drops[f"reason {number}"] = 1
+    metrics.header["policy"] = {"name": "\x1b[31mred\x07"}
+    state = snapshot(metrics)
+    assert len(json.dumps(state)) < 10_000
+    assert state["share"] is None
+    assert state["run"]["policy"] == "�[31mred� 3", "nothing that would command a terminal"
+
+
+def test_not_a_number_becomes_null(trace: GrowingTrace) -> None:
+    begin(trace)
+    round_of(trace, 0)
+    trace.evaluated(1.0, 1, {"accuracy": float("inf"), "distance": float("nan")})
+    end(trace, 1)
+    with Watcher(trace.path) as watcher:
+        state = json.loads(watcher.published.body)["state"]
+    accuracy, distance = state["measures"]
+    assert accuracy["last"] is None
+    assert accuracy["curve"]["mean"] == [0.5], "what cannot be drawn is left out"
+    assert distance == {"name": "distance", "last": None, "curve": {"time": [], "mean": [], "low": [], "high": []}}
+
+
+def test_a_series_keeps_its_mean_and_its_extremes_in_a_bounded_number_of_points() -> None:
+    series = Series(most=10)
+    values = [float(number * 7919 % 1009) for number in range(10_000)]
+    for place, value in enumerate(values):
+        series.add(float(place), value)
+    points = series.points()
+    assert 5 <= len(points) <= 11
+    assert points[-1].time == 9_999
+    assert (min(point.low for point in points), max(point.high for point in points)) == (0.0, 1008.0)
+    first = values[: int(points[0].time) + 1]
+    assert points[0].mean == pytest.approx(sum(first) / len(first))
