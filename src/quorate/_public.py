@@ -11,6 +11,7 @@ from quorate.measuring import Measuring, measure
 from quorate.metrics import Metrics, metrics_of
 from quorate.network import Network, parse_network
 from quorate.policies import (
+    AdaptiveBackup,
     Async,
     BackupSync,
     BoundedStaleness,
@@ -31,6 +32,7 @@ from quorate.training import Interrupted, resume, train
 __version__ = VERSION
 
 __all__ = [
+    "AdaptiveBackup",
     "Async",
     "BackupSync",
     "BadInput",

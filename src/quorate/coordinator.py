@@ -19,9 +19,11 @@ from quorate.events import (
     Apply,
     Arrived,
     Cancel,
+    Choose,
     Drop,
     Event,
     Exhausted,
+    Learned,
     Pinned,
     Refused,
     Start,
@@ -263,6 +265,9 @@ class Coordinator:
                 self._cancel(time, action)  # type: ignore[arg-type]
             elif kind is Drop:
                 self._drop(time, action)  # type: ignore[arg-type]
+            elif kind is Choose:
+                for recorder in self._recorders:
+                    recorder.chose(time, self._version, *action)
             else:
                 at, key, reason = action  # type: ignore[misc]
                 at += time - decided  # type: ignore[operator]  # a limit does not run while a version is made
@@ -318,9 +323,13 @@ class Coordinator:
         norms = outcome.norms
         if norms is not None and (outcome.refused or not norms.is_usable):
             norms = None  # what was left out may have been in them
+        noise_scale = None
         if norms is not None:
             self._noise.add(norms)
-        noise = norms, None if norms is None else self._noise.value
+            noise_scale = self._noise.value
+            if noise_scale is not None and self._policy.wants_noise:
+                self._pending.append(Learned(time, self._version, noise_scale))
+        noise = norms, noise_scale
         update = Update(self._version, tickets, weights, reason, outcome.loss, outcome.norm, outcome.apply_s, *noise)
         for recorder in self._recorders:
             recorder.applied(time, update)
@@ -356,7 +365,8 @@ class Coordinator:
         """Whether this end is one to go on from: an update decided but not made could not be made again."""
         if self._over is None:
             return True  # all data is used up; that workers found none is what is pending
-        return not self._pending and not any(isinstance(action, Apply) for action in self._left_over)
+        only_learned = all(isinstance(event, Learned) for event in self._pending)  # which are saved too
+        return only_learned and not any(isinstance(action, Apply) for action in self._left_over)
 
     def call_at_rest(self, callback: Callable[[float], None]) -> None:
         """Call this with the time as soon as every decision made so far is carried out."""
@@ -377,6 +387,7 @@ class Coordinator:
             "flying": pack(list(self._flying.values())),
             "waiting": pack(list(self._waiting.values())),
             "left_over": [pack_action(action) for action in self._left_over],
+            "learned": [list(event) for event in self._pending if isinstance(event, Learned)],
             "refusals_in_a_row": self._refusals_in_a_row,
             "noise": self._noise.state(),
             "policy": self._policy.state(),
@@ -400,6 +411,7 @@ class Coordinator:
         self._flying = {ticket.worker: ticket for ticket in unpack(state["flying"])}
         self._waiting = {ticket.id: ticket for ticket in unpack(state["waiting"])}
         self._refusals_in_a_row = state["refusals_in_a_row"]
+        self._pending.extend(Learned(*event) for event in state.get("learned", ()))
         self._engine_is_away = True
         self._carry_out(time, [unpack_action(action) for action in state["left_over"]])
         self._settle_pending()

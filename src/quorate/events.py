@@ -91,7 +91,15 @@ class Pinned(NamedTuple):
     ticket: Ticket
 
 
-Event: TypeAlias = Arrived | Refused | Abandoned | WorkerJoined | WorkerLost | Timer | Exhausted | Pinned
+class Learned(NamedTuple):
+    """What the last update's norms say of the gradient noise scale. Only for policies that want it (`wants_noise`)."""
+
+    time: float
+    version: int
+    noise_scale: float  # in samples
+
+
+Event: TypeAlias = Arrived | Refused | Abandoned | WorkerJoined | WorkerLost | Timer | Exhausted | Pinned | Learned
 
 
 # ---------------------------------------------------------------- actions: what a policy decides
@@ -143,4 +151,11 @@ class SetTimer(NamedTuple):
     reason: str
 
 
-Action: TypeAlias = Start | Apply | Drop | Cancel | SetTimer
+class Choose(NamedTuple):
+    """From now on a version is made of so many arrivals. Nothing is carried out: it is for the trace."""
+
+    quorum: int
+    reason: str
+
+
+Action: TypeAlias = Start | Apply | Drop | Cancel | SetTimer | Choose

@@ -83,6 +83,9 @@ class Recorder:
     def timer(self, time: float, key: int) -> None:
         """It was woken."""
 
+    def chose(self, time: float, version: int, quorum: int, reason: str) -> None:
+        """The policy chose how many arrivals make a version, from the round on that follows this version."""
+
     def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
         """The task measured a version."""
 
@@ -171,6 +174,10 @@ class LineRecorder(Recorder):
 
     def timer(self, time: float, key: int) -> None:
         self._write(f'{{"event":"timer","time":{time!r},"key":{key}}}\n')
+
+    def chose(self, time: float, version: int, quorum: int, reason: str) -> None:
+        record = {"event": "choose", "time": time, "version": version, "quorum": quorum, "reason": reason}
+        self._write(json.dumps(record) + "\n")
 
     def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
         record = {"event": "evaluate", "time": time, "version": version, "measures": measures}
@@ -329,6 +336,8 @@ class Telling:
             recorder.timer_set(time, record["at"], record["key"], record["reason"])
         elif event == "timer":
             recorder.timer(time, record["key"])
+        elif event == "choose":
+            recorder.chose(time, record["version"], record["quorum"], record["reason"])
         elif event == "evaluate":
             recorder.evaluated(time, record["version"], record["measures"])
         elif event == "resume":

@@ -6,6 +6,7 @@ import pytest
 
 from quorate.errors import BadInput
 from quorate.latency import (
+    Changing,
     Chen2016,
     Constant,
     Latency,
@@ -33,6 +34,8 @@ MODELS = {
     "constant:1*spells:60,5,3": Spells(Constant(1), every_s=60, length_s=5, factor=3),
     "constant:1*spells:60,5,3,0.25": Spells(Constant(1), 60, 5, 3, share=0.25),
     "chen2016*slow:0=2*pauses:0.01,3*slow:0=3": Slow(Pauses(Slow(Chen2016(), {0: 2}), 0.01, 3), {0: 3}),
+    "constant:1->60->pause:0.05,0.1,10*slow:1=2": Changing((Constant(1), Slow(Pause(0.05, 0.1, 10), {1: 2})), (60,)),
+    "constant:1->0.5->constant:2->2->constant:3": Changing((Constant(1), Constant(2), Constant(3)), (0.5, 2)),
 }
 
 
@@ -97,6 +100,14 @@ BAD_TEXTS = [
     ("constant:1e300*slow:0=1e300", ["largest float"]),
     ("constant:1e300*spells:2,1,1e300", ["largest float"]),
     ("trace:", ["''", "trace:PATH"]),
+    ("constant:1->60", ["'constant:1->60'", "lacks a time or a model", "MODEL->SECONDS->MODEL"]),
+    ("constant:1->soon->constant:2", ["'soon'", "not a number", "MODEL->SECONDS->MODEL"]),
+    ("constant:1->0->constant:2", ["time of a change", "0.0", "above 0"]),
+    ("constant:1->inf->constant:2", ["time of a change", "inf", "finite"]),
+    ("constant:1->9->constant:2->9->constant:3", ["9 s comes after one at 9 s", "must rise"]),
+    ("constant:1->9->gauss:2", ["'gauss'", "shifted-exp"]),
+    ("constant:1->9->", ["''", "choose one of"]),
+    ("->9->constant:1", ["''", "choose one of"]),
 ]
 
 
@@ -117,3 +128,15 @@ def test_a_model_is_checked_when_built(value: float) -> None:
 def test_a_slow_worker_that_the_run_lacks_is_refused() -> None:
     with pytest.raises(BadInput, match=r"worker 9, but the run has workers 0 to 3.*at least 10"):
         parse_latency("constant:1*slow:0=2,9=4").sampler(0, 4)
+
+
+def test_a_change_holds_for_tickets_that_start_from_its_time_on() -> None:
+    draw = parse_latency("constant:1->5->constant:2*slow:0=3->7->constant:4").sampler(0, 2)
+    assert [draw(1, 0, 0, time_s) for time_s in (0.0, 4.99, 5.0, 6.0, 7.0, 100.0)] == [1, 1, 2, 2, 4, 4]
+    assert draw(0, 0, 0, 5.0) == 6
+
+
+def test_the_models_of_a_change_draw_as_they_do_alone() -> None:
+    alone = parse_latency("shifted-exp:1,1").sampler(3, 4)
+    changed = parse_latency("constant:1->5->shifted-exp:1,1").sampler(3, 4)
+    assert [changed(2, step, 0, 6.0) for step in range(5)] == [alone(2, step, 0, 6.0) for step in range(5)]

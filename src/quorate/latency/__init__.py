@@ -19,9 +19,12 @@ Modifiers follow a model after ``*``, and stack from left to right, as in
 | ``*slow:WORKER=FACTOR,…`` | these workers always take that many times as long |
 | ``*pauses:PROBABILITY,FACTOR`` | any ticket, with that probability, takes that many times as long |
 | ``*spells:EVERY_S,LENGTH_S,FACTOR[,SHARE]`` | one slow spell per window of time, for all or a share |
+
+``MODEL->SECONDS->MODEL`` changes from one (modified) model to another at that time of the run, once or several times.
 """
 
 from quorate.latency.base import Draw, Independent, Latency
+from quorate.latency.changing import Changing
 from quorate.latency.chen2016 import Chen2016, chen2016_figures
 from quorate.latency.laws import Constant, Lognormal, Pareto, Pause, Quantiles, ShiftedExponential
 from quorate.latency.modifiers import Modifier, Pauses, Slow, Spells
@@ -30,6 +33,7 @@ from quorate.latency.parsing import parse_latency
 from quorate.latency.recorded import Recorded
 
 __all__ = [
+    "Changing",
     "Chen2016",
     "Constant",
     "Draw",

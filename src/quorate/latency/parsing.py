@@ -1,4 +1,4 @@
-"""From text to model: `MODEL:ARGUMENTS`, then any number of `*MODIFIER:ARGUMENTS`."""
+"""From text to model: `MODEL:ARGUMENTS`, then any number of `*MODIFIER:ARGUMENTS`; changes in time join several."""
 
 from __future__ import annotations
 
@@ -6,14 +6,31 @@ from collections.abc import Callable
 
 from quorate.errors import BadInput, unknown_name
 from quorate.latency.base import Latency
+from quorate.latency.changing import Changing
 from quorate.latency.chen2016 import Chen2016
 from quorate.latency.laws import Constant, Lognormal, Pareto, Pause, Quantiles, ShiftedExponential
 from quorate.latency.modifiers import Pauses, Slow, Spells
 from quorate.latency.recorded import Recorded
 
+_CHANGE = "->"
+
 
 def parse_latency(text: str) -> Latency:
     """The model that a text such as ``shifted-exp:0.05,0.025*slow:3=4`` describes."""
+    if _CHANGE in text:
+        return _changing(text)
+    return _unchanging(text)
+
+
+def _changing(text: str) -> Changing:
+    parts = text.split(_CHANGE)
+    if len(parts) % 2 == 0:
+        raise BadInput(f"{text!r} lacks a time or a model between two {_CHANGE!r}; {Changing.usage()}")
+    times_s = tuple(_number(Changing, word) for word in parts[1::2])
+    return Changing(tuple(_unchanging(part) for part in parts[::2]), times_s)
+
+
+def _unchanging(text: str) -> Latency:
     first, *rest = text.split("*")
     name, arguments = _named(first)
     if name in _MODIFIERS:

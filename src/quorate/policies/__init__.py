@@ -6,6 +6,7 @@ from typing import Any
 
 from quorate.errors import BadInput, unknown_name
 from quorate.policies._base import LATE_WORK, Policy
+from quorate.policies.adaptive import AdaptiveBackup
 from quorate.policies.asynchronous import Async
 from quorate.policies.backup_sync import BackupSync
 from quorate.policies.bounded_staleness import BoundedStaleness
@@ -18,6 +19,7 @@ from quorate.policies.soft_sync import SoftSync
 __all__ = [
     "LATE_WORK",
     "POLICIES",
+    "AdaptiveBackup",
     "Async",
     "BackupSync",
     "BoundedStaleness",
@@ -32,7 +34,17 @@ __all__ = [
 
 POLICIES: dict[str, type[Policy]] = {
     policy.name: policy
-    for policy in (FullSync, BackupSync, Async, SoftSync, BoundedStaleness, KBatchSync, Delayed, Deadline)
+    for policy in (
+        FullSync,
+        BackupSync,
+        Async,
+        SoftSync,
+        BoundedStaleness,
+        KBatchSync,
+        Delayed,
+        Deadline,
+        AdaptiveBackup,
+    )
 }
 
 

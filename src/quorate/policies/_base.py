@@ -19,6 +19,7 @@ from quorate.events import (
     Drop,
     Event,
     Exhausted,
+    Learned,
     Pinned,
     Refused,
     Ticket,
@@ -39,6 +40,8 @@ class Policy(ABC):
     parameters: ClassVar[tuple[str, ...]] = ()
     #: How many versions before the newest a `Start` may ask for.
     history: int = 0
+    #: Whether it hears `Learned`.
+    wants_noise: ClassVar[bool] = False
 
     # ------------------------------------------------------------ configuration
 
@@ -100,6 +103,8 @@ class Policy(ABC):
             return self._timer(event.time, event.key)  # type: ignore[union-attr]
         if kind is Refused:
             return self._refused(event.time, event.ticket)  # type: ignore[union-attr]
+        if kind is Learned:
+            return self._learned(event.noise_scale)  # type: ignore[union-attr]
         assert kind is Pinned
         return self._pinned_started(event.ticket)  # type: ignore[union-attr]
 
@@ -123,6 +128,9 @@ class Policy(ABC):
 
     def _timer(self, time: float, key: int) -> Iterable[Action]:
         raise AssertionError(f"{self.name} sets no timers")
+
+    def _learned(self, noise_scale: float) -> Iterable[Action]:
+        raise AssertionError(f"{self.name} does not want the noise scale")
 
     @abstractmethod
     def _pinned_started(self, ticket: Ticket) -> Iterable[Action]: ...

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from quorate.events import Action, Apply, Cancel, Drop, SetTimer, Start, Ticket
+from quorate.events import Action, Apply, Cancel, Choose, Drop, SetTimer, Start, Ticket
 
-_ACTIONS = {kind.__name__: kind for kind in (Start, Apply, Drop, Cancel, SetTimer)}
+_ACTIONS = {kind.__name__: kind for kind in (Start, Apply, Drop, Cancel, SetTimer, Choose)}
 
 
 def pack(value: Any) -> Any:

@@ -1,0 +1,324 @@
+"""A quorum that is chosen while training, from the arrivals and the noise scale seen so far."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from quorate.errors import BadInput, check_at_least
+from quorate.events import Action, Choose, SetTimer, Ticket
+from quorate.policies._arrival_times import (
+    excess,
+    gaps,
+    has_changed,
+    means,
+    paired_difference,
+    patience,
+    places_of,
+    times_of,
+    waits,
+)
+from quorate.policies._rounds import RoundPolicy
+
+MEMORY_ROUNDS = 400  # rounds that are remembered, for each number of live workers
+WARM_UP_ROUNDS = 5  # rounds that look at all workers before the first choice
+LOOK_EVERY = 3  # at most one round in so many looks further than the quorum
+DECIDE_EVERY = 8  # rounds between two looks at whether another quorum is better
+MARGIN = 0.01  # by how much another quorum must be better
+SURE = 0.5  # and by how many standard errors, for a lower one
+DWELL_ROUNDS = 4  # times (1 + switches)²: how long a choice stands at least
+LONGEST_WAIT = 10.0  # rounds that a look may last
+TEST_EVERY = 4  # rounds between two looks at whether the cluster has changed
+RECENT_ROUNDS = (8, 24)  # that are held against those before, to see whether the cluster has changed
+
+
+class AdaptiveBackup(RoundPolicy):
+    """Backups, as many as pay: the quorum with the most progress a second, as in DBW and AdaSync.
+
+    Progress of a version made of k gradients is 1/(1 + noise scale/(k·batch)), and simply k as long as the noise
+    scale is not known; its time is the mean time of the k-th arrival. What comes after the quorum is not seen, so
+    now and then a round looks further: it takes what comes within a time that is worth it.
+
+    noise_scale: in samples, if it is known beforehand; otherwise it is learned where gradients are computed.
+    least: the smallest quorum.
+    explore: share of the progress that looking further may cost.
+    (Xu et al., 2020, "Dynamic backup workers"; Dutta et al., 2018, "Slow and stale gradients can win the race".)
+    """
+
+    name = "adaptive"
+    parameters = ("noise_scale", "least", "explore", "late")
+    wants_noise = True
+
+    def __init__(
+        self, noise_scale: float | None = None, least: int = 1, explore: float = 0.02, late: str = "cancel"
+    ) -> None:
+        super().__init__(late)
+        if noise_scale is not None and not (noise_scale >= 0 and math.isfinite(noise_scale)):
+            raise BadInput(f"noise_scale is {noise_scale}, but it is a number of samples; leave it out to learn it")
+        if not 0 <= explore <= 0.5:
+            raise BadInput(f"explore is {explore}, but it is a share of the progress, between 0 and 0.5")
+        self.noise_scale = noise_scale
+        self.least = check_at_least("least", least, 1)
+        self.explore = explore
+
+    def check(self, workers: int) -> None:
+        super().check(workers)
+        if self.least > workers:
+            raise BadInput(f"least is {self.least}, but the run has {workers} workers; lower it or add workers")
+
+    @property
+    def per_update(self) -> int:
+        """What this round waits for."""
+        return self._places[self._target - 1]
+
+    @property
+    def needed(self) -> int:
+        return self.least
+
+    @property
+    def quorum(self) -> int:
+        """What is chosen at the moment; a round may look further."""
+        return self._places[self._place - 1]
+
+    # ------------------------------------------------------------ state
+
+    def _reset(self, workers: int) -> None:
+        super()._reset(workers)
+        self._noise = self.noise_scale
+        self._samples = 1  # of one arrival
+        self._memory: dict[int, deque[list[float]]] = {}  # live workers -> the rounds seen with so many
+        self._is_announced = False
+        self._opened_at = 0.0
+        self._closing = False
+        self._n = 0
+        self._reason = self._meet(workers)
+        self._plan(self._top, self._half(), None)
+
+    def _meet(self, workers: int) -> str:
+        """From now on there are so many workers; gives why the quorum is what it is then."""
+        self._n = workers
+        self._places = places_of(workers)
+        self._top = len(self._places)
+        self._floor = next(place for place, count in enumerate(self._places, 1) if count >= min(self.least, workers))
+        return self._start_anew("nothing is known yet")
+
+    def _start_anew(self, why: str) -> str:
+        """Forget how it was decided so far, and look at all workers again, unless enough is remembered."""
+        self._switches = self._looks = self._since_look = self._since_switch = self._since_decision = 0
+        self._credit = self._rate = 0.0
+        self._place = self._top
+        known = len(self._rounds)
+        self._warm_up = max(0, WARM_UP_ROUNDS - known)
+        if not self._warm_up:
+            return self._first_choice()
+        return f"{self.quorum} of {self._n}: {why}, so {self._warm_up} rounds look at all workers, though not for long"
+
+    @property
+    def _rounds(self) -> deque[list[float]]:
+        return self._memory.setdefault(self._n, deque(maxlen=MEMORY_ROUNDS))
+
+    def _half(self) -> int:
+        """The place of half the workers."""
+        return max(self._floor, next(place for place, count in enumerate(self._places, 1) if 2 * count >= self._n))
+
+    # ------------------------------------------------------------ a round
+
+    def _plan(self, target: int, base: int, wait_s: float | None) -> None:
+        """This round waits for `target` places; at most so long after place `base` (None: as long again)."""
+        self._target, self._base, self._wait_s = target, base, wait_s
+        self._times: list[float] = []
+        self._time_is_up = self._is_disturbed = False
+
+    def _opened(self, time: float) -> list[Action]:
+        reason = None
+        if self._closing:
+            self._closing = False
+            reason = self._take_in(time)
+        workers = len(self._live) or self._workers
+        if workers != self._n:
+            reason = self._meet(workers)
+        if self._warm_up:
+            self._plan(self._top, self._half(), None)
+        else:
+            self._plan(*self._look_further())
+        self._opened_at = time
+        if reason is not None:
+            self._reason, self._is_announced = reason, False
+        if self._is_announced:
+            return []
+        self._is_announced = True
+        return [Choose(self.quorum, self._reason)]
+
+    def _arrived(self, time: float, ticket: Ticket) -> Iterable[Action]:
+        version = self._version
+        if ticket.version == version:
+            self._samples = max(1, ticket.samples)
+            reached = len(self._times)
+            if reached < self._top and len(self._arrivals) + 1 == self._places[reached]:
+                self._times.append(time - self._opened_at)
+        actions = super()._arrived(time, ticket)
+        just_there = ticket.version == version == self._version and len(self._times) == self._base < self._target
+        if just_there and self._places[self._base - 1] == len(self._arrivals):
+            wait_s = self._times[-1] if self._wait_s is None else self._wait_s
+            return [*actions, SetTimer(time + wait_s, version, "looking further")]
+        return actions
+
+    def _timer(self, time: float, key: int) -> Iterable[Action]:
+        if key != self._version:
+            return []  # that round is over
+        self._time_is_up = True
+        return self._close(time) if self._complete() else []
+
+    def _complete(self) -> bool:
+        # With nobody at work, nobody else can arrive: there is nothing to wait for.
+        over = (self._time_is_up or not self._busy) and not self._pinned
+        return (over and len(self._arrivals) >= self.needed) or super()._complete()
+
+    def _why(self) -> str:
+        have = len(self._arrivals)
+        if have >= self.per_update:
+            return "quorum reached" if self._target == self._place else "looked further"
+        if self._idle:
+            return super()._why()
+        return "looked further, time is up" if self._time_is_up else "all live workers are in"
+
+    def _close(self, time: float) -> Iterable[Action]:
+        self._closing = True
+        self._is_disturbed |= bool(self._idle or self._must)
+        return super()._close(time)
+
+    def _joined(self, time: float, worker: int) -> list[Action]:
+        actions = super()._joined(time, worker)
+        self._is_disturbed |= time > self._opened_at
+        return actions
+
+    def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> Iterable[Action]:
+        self._is_disturbed = True
+        return super()._lost(time, worker, tickets)
+
+    def _learned(self, noise_scale: float) -> list[Action]:
+        if self.noise_scale is None:
+            self._noise = noise_scale
+        return []
+
+    # ------------------------------------------------------------ learning from a round
+
+    def _take_in(self, time: float) -> str | None:
+        """Remember the round that has closed; gives the reason where another quorum follows from it."""
+        reached, closed = len(self._times), time - self._opened_at
+        whole = reached >= self._target or self._time_is_up
+        if self._is_disturbed or not whole or not reached or len(self._live) != self._n:
+            return None
+        self._rounds.append([self._target, closed, *self._times])
+        self._since_look += 1
+        self._since_switch += 1
+        self._since_decision += 1
+        if self._warm_up:
+            self._warm_up -= 1
+            return None if self._warm_up else self._first_choice()
+        looked = self._target > self._place
+        self._pay(closed, reached if looked else None)
+        if self._cluster_has_changed(looked):
+            return self._start_anew("the cluster has changed")
+        young = len(self._rounds) < 5 * DECIDE_EVERY
+        if self._since_decision >= (2 if young else DECIDE_EVERY):
+            return self._choose_again()
+        return None
+
+    def _pay(self, closed: float, looked_to: int | None) -> None:
+        """Looking further costs the progress that its time would have made, less what it brought."""
+        here = self._gain(self._place)
+        self._credit += self.explore * here
+        if looked_to is not None:
+            brought = self._gain(looked_to) - here
+            self._credit += brought - self._rate * (closed - self._times[self._place - 1])
+            self._since_look = 0
+        self._credit = min(max(self._credit, -2 * here), self._gain(self._top))
+
+    def _cluster_has_changed(self, looked: bool) -> bool:
+        """Whether the last rounds are of another world than those before, which are then forgotten."""
+        found = False
+        if self._since_switch % TEST_EVERY == 0:
+            times = times_of(self._rounds, self._place)
+            found = any(has_changed(times[:-recent], times[-recent:]) for recent in RECENT_ROUNDS)
+        if looked and not found:
+            further = waits(self._rounds, self._place, self._place + 1)
+            found = has_changed(further[: -RECENT_ROUNDS[0]], further[-RECENT_ROUNDS[0] :])
+        if found:
+            self._rounds.clear()
+        return found
+
+    # ------------------------------------------------------------ choosing
+
+    def _gain(self, place: int) -> float:
+        """Progress of a version made of the arrivals up to this place."""
+        count = self._places[place - 1]
+        if self._noise is None:
+            return float(count)
+        return 1.0 / (1.0 + self._noise / (count * self._samples))
+
+    def _rates(self, careful_from: int) -> list[float]:
+        """Progress a second with each place as the quorum; 0 where it may not be, or where nothing is known."""
+        times = means(gaps(self._rounds, self._top), careful_from)
+        return [
+            0.0 if time is None or place < self._floor else self._gain(place) / max(time, 1e-12)
+            for place, time in enumerate(times, start=1)
+        ]
+
+    def _first_choice(self) -> str:
+        rates = self._rates(self._top)
+        self._place = 1 + max(range(self._top), key=rates.__getitem__)
+        self._rate = rates[self._place - 1]
+        self._since_switch = self._since_decision = 0
+        return self._explain(rates)
+
+    def _choose_again(self) -> str | None:
+        """Another quorum, if it is better by more than chance and a margin."""
+        self._since_decision = 0
+        rates, here = self._rates(self._place), self._place
+        now = self._rate = rates[here - 1]
+        best = 1 + max(range(self._top), key=rates.__getitem__)
+        if best == here or self._since_switch < DWELL_ROUNDS * (1 + self._switches) ** 2:
+            return None
+        if rates[best - 1] < (1 + MARGIN) * now:
+            return None
+        if best < here:
+            saved_s, error_s = paired_difference(self._rounds, best, here)
+            if now * (saved_s - SURE * error_s) < self._gain(here) - self._gain(best):
+                return None
+        self._place, self._rate = best, rates[best - 1]
+        self._switches += 1
+        self._since_switch = 0
+        return self._explain(rates, here)
+
+    def _explain(self, rates: list[float], before: int | None = None) -> str:
+        """A choice in words: what it promises, and what the next best would."""
+        place = self._place
+        if before is None:
+            others = [other for other in range(1, self._top + 1) if other != place and rates[other - 1] > 0]
+            before = max(others, key=lambda other: rates[other - 1], default=None)
+        unit = "gradients/s" if self._noise is None else "of a full step's progress/s"
+        against = "" if before is None else f" against {rates[before - 1]:.3g} at {self._places[before - 1]}"
+        if self._noise is None:
+            why = "noise scale unknown, so every gradient counts the same"
+        else:
+            why = f"noise scale {self._noise:.3g} samples, {self._samples} a gradient"
+        return f"{self.quorum} of {self._n}: {rates[place - 1]:.3g} {unit}{against}; {why}"
+
+    # ------------------------------------------------------------ looking further
+
+    def _look_further(self) -> tuple[int, int, float | None]:
+        """What the next round waits for: the quorum, or what comes after it for as long as that may be worth it."""
+        place = self._place
+        ordinary = place, place, None
+        if place == self._top or self._since_look + 1 < LOOK_EVERY or not self._rate:
+            return ordinary
+        turn = self._looks + 1
+        target = min(self._top, place + (turn & -turn))  # one further, every other time two, then four …
+        worth = self._gain(target) - self._gain(place)
+        if self._credit < worth:
+            return ordinary
+        self._looks = turn
+        wait_s = patience(*excess(self._rounds, place, target), worth / self._rate)
+        return target, place, min(wait_s, LONGEST_WAIT * self._gain(place) / self._rate)
