@@ -48,13 +48,14 @@ def _on_screen(watcher: Watcher) -> dict[str, Any]:
 
 def _in_lines(watcher: Watcher) -> dict[str, Any]:
     """A line every few seconds, and all the numbers at the end."""
-    next_at, said = 0.0, ""
+    next_at, said, status = 0.0, "", ""
 
     def show(content: dict[str, Any]) -> None:
-        nonlocal next_at, said
+        nonlocal next_at, said, status
         line = _line(content)
-        if time.monotonic() >= next_at and line != said and content["status"] != ENDED:
-            next_at, said = time.monotonic() + LINE_S, line
+        due = time.monotonic() >= next_at or content["status"] != status
+        if due and line != said and content["status"] not in (ENDED, UNREADABLE):
+            next_at, said, status = time.monotonic() + LINE_S, line, content["status"]
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
 

@@ -109,8 +109,8 @@ class Watcher:
         grew = self._follower.offset_bytes != before
         if grew:
             self._grown_at = time.monotonic()
-        else:
-            self._caught_up = self._follower.exists
+        if self._follower.exists and self._follower.offset_bytes >= self._follower.size_bytes:
+            self._caught_up = True
         return grew
 
     def _begin_anew(self) -> None:
