@@ -76,7 +76,8 @@ def report(
             typer.echo(line)
     for run in gathered:
         if run.left_out is not None:
-            sys.stderr.write(f"note: {run.path}: {run.left_out}\n")
+            where = "" if run.left_out.startswith(run.path.name) else f"{run.path}: "
+            sys.stderr.write(f"note: {where}{run.left_out}\n")
     if open_page and file is not None:
         _open(file)
 

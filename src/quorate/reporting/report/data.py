@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from quorate.errors import BadInput
 from quorate.metrics import Curve
 from quorate.reporting.comparison import VIRTUAL, Outcome, make_rows, measure_of, seconds_are
 from quorate.reporting.report.gathering import Gathered
@@ -23,6 +24,8 @@ def report_data(
     runs: Sequence[Gathered], target: Until | None = None, plan: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The whole report. `plan` is what the planner says of the first run's cluster, where it was asked."""
+    if target is not None:
+        _check_measured(runs, target)
     headers = [run.header for run in runs]
     names, looks = labels(headers, [run.path for run in runs]), colours(headers)
     outcomes = [
@@ -53,6 +56,13 @@ def report_data(
         }
     )
     return data
+
+
+def _check_measured(runs: Sequence[Gathered], target: Until) -> None:
+    known = sorted({name for run in runs for name in run.gatherer.measures})
+    if target.name not in known:
+        remedy = f"choose one of: {', '.join(known)}" if known else "leave out --target"
+        raise BadInput(f"target is {target.text()!r}, but no run measures {target.name!r}; {remedy}")
 
 
 def without_drawings(data: dict[str, Any]) -> dict[str, Any]:
@@ -157,8 +167,8 @@ def _staleness(runs: Sequence[dict[int, int]]) -> list[list[dict[str, Any]]]:
 
 
 def _nearly_all(counts: dict[int, int]) -> int:
-    """The staleness that 99.5 % do not exceed: a few that are far out must not squeeze the others together."""
-    left = 0.995 * sum(counts.values())
+    """The staleness that 98 % do not exceed: a few that are far out must not squeeze the others together."""
+    left = 0.98 * sum(counts.values())
     for behind in sorted(counts):
         left -= counts[behind]
         if left <= 0:

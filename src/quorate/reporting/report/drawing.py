@@ -24,13 +24,15 @@ def draw(data: dict[str, Any], table: Table, file: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = len(data["runs"]) if table.name in ("timeline", "arrivals-cdf", "workers") else 1
+    apart = table.name in _PER_RUN
+    runs = [run for run in data["runs"] if table.name != "arrivals-cdf" or run["arrivals"] is not None]
+    panels = len(runs) if apart else 1
     with rc_context(STYLE):
         figure = Figure(figsize=(6.4, 3.6 + 2.6 * (panels - 1)), dpi=160, layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
-        if panels > 1 or table.name in ("timeline", "arrivals-cdf", "workers"):
-            for one, run in zip(axes, data["runs"], strict=True):
+        if apart:
+            for one, run in zip(axes, runs, strict=True):
                 _PER_RUN[table.name](one, run)
         else:
             _draw_common(axes[0], data, table)
@@ -148,9 +150,6 @@ def _cdf(axes: Axes, run: dict[str, Any]) -> None:
     from matplotlib import colormaps
 
     axes.set_title(_plain(run["label"]), loc="left")
-    if run["arrivals"] is None:
-        axes.text(0.5, 0.5, "no rounds", ha="center", transform=axes.transAxes)
-        return
     chosen = run["arrivals"]["chosen"]
     for place, one in enumerate(chosen):
         colour = colormaps["viridis"](0.9 * place / max(1, len(chosen) - 1))

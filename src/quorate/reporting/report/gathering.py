@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,11 @@ class Choices:
         self.count = 0
         self.kept: list[dict[str, Any]] = []
 
-    def add(self, record: dict[str, Any]) -> None:
+    def add(self, time: float, version: int, quorum: int, reason: str) -> None:
         """The quorum may be chosen again as it is; only changes are kept, and of too many the latest half."""
         self.count += 1
-        choice = {name: record.get(name) for name in ("time", "version", "quorum", "reason")}
-        if not self.kept or self.kept[-1]["quorum"] != choice["quorum"]:
-            self.kept.append(choice)
+        if not self.kept or self.kept[-1]["quorum"] != quorum:
+            self.kept.append({"time": time, "version": version, "quorum": quorum, "reason": reason})
             if len(self.kept) > _MOST_CHOICES:
                 del self.kept[1 : _MOST_CHOICES // 2]
 
@@ -133,6 +132,9 @@ class Gatherer(Recorder):
         for name, value in measures.items():
             self.measures.setdefault(name, Curve()).add(time, version, self.metrics.samples_applied, value)
 
+    def chose(self, time: float, version: int, quorum: int, reason: str) -> None:
+        self.choices.add(time, version, quorum, reason)
+
     def ended(self, time: float, version: int, reason: str, digest: str | None) -> None:
         self.end = reason
         self._over(time, digest)
@@ -146,6 +148,19 @@ class Gatherer(Recorder):
         for worker, since in self._gone.items():
             self.timeline.add(worker, GONE, since, time)
         self._close_stretch(time)
+
+
+class _Counted:
+    """Records, and how many there have been."""
+
+    def __init__(self, records: Iterator[dict[str, Any]]) -> None:
+        self._records = records
+        self.count = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for record in self._records:
+            self.count += 1
+            yield record
 
 
 class Gathered:
@@ -169,24 +184,19 @@ def gather(path: Path, most_segments: int = MOST_SEGMENTS) -> Gathered:
     """Read a trace once. A torn one is read up to where it is whole."""
     gatherer = Gatherer(most_segments)
     sentences: list[str] = []
+    records = _Counted(read_lenient(path, sentences.append))
     try:
-        feed(_without_choices(read_lenient(path, sentences.append), gatherer.choices), gatherer)
-    except (KeyError, TypeError, AttributeError, IndexError, ZeroDivisionError) as error:
+        feed(records, gatherer)
+    except BadInput:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise BadInput(
-            f"trace {str(path)!r} does not hang together ({type(error).__name__}: {error}); "
-            f"it was changed after the run, give the trace as it was written"
+            f"trace {str(path)!r} does not hang together: line {records.count} does not follow from those before it; "
+            f"it was changed after the run, give it as it was written"
         ) from error
     if gatherer.end is None:
         gatherer.broke_off()
     return Gathered(path, gatherer, sentences[0] if sentences else None)
-
-
-def _without_choices(records: Iterable[dict[str, Any]], choices: Choices) -> Iterator[dict[str, Any]]:
-    for record in records:
-        if record["event"] == "choose":
-            choices.add(record)
-        else:
-            yield record
 
 
 def _place(comparison: Path, name: str) -> tuple[int, str]:

@@ -22,8 +22,13 @@ function absentLine(key) {
   if (!lacking.length) return null;
   const reasons = [...new Set(lacking.map((run) => run.absent[key]))];
   const named = (reason) => lacking.filter((run) => run.absent[key] === reason).map((run) => run.label).join(", ") + ": ";
-  const words = reasons.map((reason) => (lacking.length < RUNS.length || reasons.length > 1 ? named(reason) : "") + reason).join("; ");
-  return make("p", { class: "absent", "data-absent": key }, words[0].toUpperCase() + words.slice(1) + ".");
+  const forAll = lacking.length === RUNS.length && reasons.length === 1;
+  const words = forAll ? sentence(reasons[0]) : reasons.map((reason) => named(reason) + reason).join("; ") + ".";
+  return make("p", { class: "absent", "data-absent": key }, words);
+}
+
+function sentence(words) {
+  return words[0].toUpperCase() + words.slice(1) + ".";
 }
 
 function radios(name, legend, choices, chosen, changed) {
@@ -63,7 +68,7 @@ function runCard(run) {
     run.end === null ? "broke off" : `ended: ${run.end}`,
   ].filter(Boolean);
   const broke = run.end === null ? make("p", { class: "notice" }, "This run broke off, and is shown as far as its trace is whole" + (run.left_out ? `: ${run.left_out}.` : ".")) : null;
-  const empty = run.absent.updates ? make("p", { class: "notice" }, run.absent.updates + ".") : null;
+  const empty = run.absent.updates ? make("p", { class: "notice" }, sentence(run.absent.updates)) : null;
   return make("article", { class: "card" },
     make("h3", {}, SEVERAL ? swatch(run) : null, run.label),
     make("p", { class: "quiet" }, facts.join(" · ")), broke, empty,
@@ -73,6 +78,7 @@ function runCard(run) {
 }
 
 function keyFigures(run) {
+  const reached = DATA.comparison[RUNS.indexOf(run)].time_to_target_s;
   const { summary } = run, { tickets, update_seconds: took, worker_seconds: work } = summary;
   const ended = tickets.applied + tickets.dropped + tickets.lost || 1, spent = work.compute + work.idle || 1;
   const figures = [
@@ -84,6 +90,7 @@ function keyFigures(run) {
     ["workers waited", share(work.idle / spent), `${share(work.wasted / spent)} spent on what was not used`],
     ["staleness", number(summary.staleness.mean), `at most ${whole(summary.staleness.max)}`],
   ];
+  if (DATA.target) figures.unshift([DATA.target, reached === null ? "never" : seconds(reached), "first measured after this time"]);
   if (tickets.lost) figures.push(["lost", whole(tickets.lost), "tickets, with their workers"]);
   if (tickets.refused) figures.push(["refused", whole(tickets.refused), "gradients with NaN or Inf"]);
   if (summary.bytes.sent) figures.push(["sent", bytes(summary.bytes.sent), `${share(summary.bytes.used / summary.bytes.sent)} used`]);
@@ -375,14 +382,9 @@ function showPlan() {
 // ---------------------------------------------------------------- all of it
 
 showRuns();
-showComparison();
-showLearning();
-showArrivals();
-showTimelines();
-showWorkers();
-showStaleness();
-showBytes();
-showChoices();
+if (RUNS.some((run) => run.summary.updates)) {
+  for (const show of [showComparison, showLearning, showArrivals, showTimelines, showWorkers, showStaleness, showBytes, showChoices]) show();
+}
 showPlan();
 REPORT.append(make("footer", {}, `Made by quorate report${DATA.quorate ? " of runs by quorate " + DATA.quorate : ""} from the traces of these runs. This page asks the network for nothing.`));
 
