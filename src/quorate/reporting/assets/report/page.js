@@ -231,7 +231,7 @@ function showTimelines() {
     const words = [];
     if (data.workers_per_row > 1) words.push(`A row is ${data.workers_per_row} workers: there are too many to show single tickets.`);
     else if (!data.whole) words.push(`Single tickets are kept for the beginning, the end and the slowest stretches (${whole(data.segments)} of them); elsewhere the picture stays an outline.`);
-    words.push("From afar a row shows shares of its time; close up, every ticket.");
+    if (data.workers_per_row === 1) words.push("From afar a row shows shares of its time; close up, every ticket.");
     box.append(make("p", { class: "quiet" }, words.join(" ")));
     let view = null;
     const button = (name, does) => make("button", { type: "button", onclick: () => does(view) }, name);
