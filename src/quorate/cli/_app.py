@@ -8,6 +8,7 @@ import typer
 
 from quorate.cli.compare import compare
 from quorate.cli.demo import demo
+from quorate.cli.plan import plan
 from quorate.cli.replay import replay
 from quorate.cli.report import report
 from quorate.cli.simulate import simulate
@@ -20,7 +21,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, simulate, compare, replay, report, watch, demo):
+for command in (train, simulate, compare, plan, replay, report, watch, demo):
     app.command()(command)
 
 

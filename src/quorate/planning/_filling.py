@@ -30,7 +30,9 @@ def fill_in(
     them come last, with the last of the others: a lower bound.
     """
     grain = 1e-9 * float(np.nanmedian(seconds))  # times are differences of clocks: equal ones differ in the last digits
-    seconds = np.maximum(np.round(seconds / grain), 1.0) * grain
+    seconds, observed = np.maximum(np.round(seconds / grain), 1.0) * grain, observed.copy()
+    for regime in regimes:
+        observed[regime] |= _stays(seconds[regime], observed[regime], random)
     filled = seconds.copy()
     cut_short = ~np.isnan(seconds) & ~observed
     finished = observed.sum(axis=0)
@@ -57,24 +59,25 @@ def _lengthened(seconds: Floats, observed: Bools, random: np.random.Generator) -
     open_ended = there & ~observed
     if not open_ended.any() or not observed.any():
         return seconds
-    longer = open_ended & ~_stays(seconds, observed, open_ended, random)
     usual = np.array([_usual(seconds[there[:, c], c], observed[there[:, c], c]) for c in range(seconds.shape[1])])
     usual = np.where(np.isnan(usual), np.nanmedian(usual) if not np.isnan(usual).all() else 1.0, usual)
     relative = seconds / usual
-    tied = open_ended & ~longer
-    curve = _Survival(relative[there & ~tied], observed[there & ~tied])
+    curve = _Survival(relative[there], observed[there])
     result = relative.copy()
-    result[longer] = curve.beyond(relative[longer], random.random(int(longer.sum())))
+    result[open_ended] = curve.beyond(relative[open_ended], random.random(int(open_ended.sum())))
     return np.asarray(result * usual, dtype=np.float64)
 
 
-def _stays(seconds: Floats, observed: Bools, open_ended: Bools, random: np.random.Generator) -> Bools:
+def _stays(seconds: Floats, observed: Bools, random: np.random.Generator) -> Bools:
     """Which times that were cut short were at their end anyway, where many take exactly the same time.
 
     When several arrive at the same instant as the one that fills the quorum, those cancelled then may have been as
     quick. How many were not follows from how often a round closes later: with n workers and b too many for the quorum,
     that is when more than b of the n are slow.
     """
+    open_ended = ~np.isnan(seconds) & ~observed
+    if not open_ended.any():
+        return np.zeros_like(observed)
     last = np.nanmax(np.where(observed, seconds, np.nan), axis=1, initial=0.0)
     equal = observed & (np.abs(seconds - last[:, None]) <= 1e-9 * last[:, None])
     rows = (equal.sum(axis=1) > 1) & open_ended.any(axis=1)
@@ -94,11 +97,11 @@ def _stays(seconds: Floats, observed: Bools, open_ended: Bools, random: np.rando
 def _slow_counts(workers: int, backups: int, closes_later: float) -> Floats:
     """How many of those cancelled were slow: P(K = k | K <= b) for K ~ Bin(n, p) with P(K > b) = closes_later."""
     counts = np.arange(workers + 1)
-    ways = np.array([math.comb(workers, count) for count in counts.tolist()], dtype=np.float64)
+    ln_ways = [math.lgamma(workers + 1) - math.lgamma(k + 1) - math.lgamma(workers - k + 1) for k in range(workers + 1)]
     low, high = 0.0, 1.0
     for _ in range(50):
         p = (low + high) / 2
-        chances = ways * p**counts * (1 - p) ** (workers - counts)
+        chances = np.exp(ln_ways + counts * math.log(p) + (workers - counts) * math.log1p(-p))
         if chances[backups + 1 :].sum() < closes_later:
             low = p
         else:

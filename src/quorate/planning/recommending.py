@@ -12,6 +12,7 @@ from quorate.planning.updates import Effort
 from quorate.planning.world import Floats
 
 _NOISES = np.logspace(-2, 4, 241)  # B_noise/B: from hardly any noise to nothing but
+_AS_GOOD = 1.02  # a split within so much of the best is as good
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,18 +81,15 @@ def _changes(times: SplitTimes, effort: Effort, time: Floats, place: int, known:
     if effort.noise_in_batches is not None and machines > 1:
         costs = times.mean[:known] * (1.0 + _NOISES[:, None] / times.gradients[:known])
         best = np.argmin(costs, axis=1)
-        mine = np.flatnonzero(best == place)
-        if not len(mine):
-            low = float(_NOISES[-1])
-            found.append(f"it is right from a noise scale of more than {low:,.0f} batches on")
-        else:
-            low, high = int(mine[0]), int(mine[-1])
-            if low > 0:
-                found.append(
-                    f"{_split(int(best[low - 1]), machines)} if the noise scale were below {_NOISES[low]:,.2g} batches"
-                )
-            if high < len(_NOISES) - 1:
-                found.append(f"{_split(int(best[high + 1]), machines)} if it were above {_NOISES[high]:,.2g} batches")
+        good = np.flatnonzero(costs[:, place] <= _AS_GOOD * costs.min(axis=1))
+        if len(good) and good[0] > 0:
+            low = int(good[0])
+            found.append(
+                f"{_split(int(best[low - 1]), machines)} if the noise scale were below {_short(_NOISES[low])} batches"
+            )
+        if len(good) and good[-1] < len(_NOISES) - 1:
+            high = int(good[-1])
+            found.append(f"{_split(int(best[high + 1]), machines)} if it were above {_short(_NOISES[high])} batches")
     if place < machines - 1 and math.isfinite(time[-1]):
         even = times.mean[-1] * time[place] / time[-1]
         found.append(
@@ -107,3 +105,7 @@ def _split(place: int, machines: int) -> str:
 
 def _more(ratio: float) -> str:
     return f"{ratio - 1.0:.1%} more"
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"

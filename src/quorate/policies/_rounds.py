@@ -46,7 +46,9 @@ class RoundPolicy(Policy):
         worker = ticket.worker
         del self._busy[worker]
         if ticket.version != self._version:
-            return [Drop(ticket, "late: its version is over"), self._start(worker)]
+            # Started before its batch is given back: somebody else gets that one. A worker that is always late would
+            # otherwise have the same batch again and again, until the others must wait for it.
+            return [self._start(worker), Drop(ticket, "late: its version is over")]
         self._on_version -= 1
         if worker in self._pinned:
             del self._pinned[worker]
