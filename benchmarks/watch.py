@@ -37,6 +37,18 @@ WATCH_FRAMES = """() => {
     .observe({ entryTypes: ["longtask"] });
 }"""
 
+# What it costs the page to show a whole snapshot once more, charts included.
+REDRAW = """async () => {
+  const took = [];
+  for (let turn = 0; turn < 50; turn += 1) {
+    const start = performance.now();
+    showState(state);
+    await Promise.resolve();
+    took.push(performance.now() - start);
+  }
+  return took.sort((a, b) => a - b)[25];
+}"""
+
 
 def make_trace(folder: Path, tickets: int) -> tuple[Path, float]:
     """A simulated run of 96+4; gives its trace and the lines written in a CPU second."""
@@ -124,6 +136,7 @@ def in_browser(trace: Path, folder: Path) -> dict[str, Any]:
             )
             found["all_read_s"] = time.monotonic() - opened
             found["while_reading"] = smoothness(page)
+            found["redraw_ms"] = page.evaluate(REDRAW)
             page.close()
         growing = folder / "growing" / "trace.jsonl"
         growing.parent.mkdir()

@@ -131,8 +131,8 @@ def _numbers(content: dict[str, Any]) -> list[tuple[str, str]]:
         ("updates/s", f"{_rate(pace['recent_per_s'])} recent, {_rate(pace['per_s'])} overall"),
         (
             f"last {pace['recent_count']} updates",
-            f"median {seconds(pace['recent_median_s'])}, 90 % {seconds(pace['recent_p90_s'])}, "
-            f"99 % {seconds(pace['recent_p99_s'])}",
+            f"median {seconds(pace['recent_median_s'])}, p90 {seconds(pace['recent_p90_s'])}, "
+            f"p99 {seconds(pace['recent_p99_s'])}",
         ),
         (
             "an update took",

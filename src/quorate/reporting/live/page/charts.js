@@ -86,7 +86,7 @@ class Chart {
 function spread([, mean, low = mean, high = mean]) {
   const nearly = (values, share) => [...values].sort((a, b) => a - b)[Math.floor(share * (values.length - 1))];
   const bottom = Math.min(nearly(low, 0.05), nearly(mean, 0));
-  const top = Math.max(nearly(high, 0.95), nearly(mean, 0.99));
+  const top = Math.max(nearly(high, 0.95), nearly(mean, 1));
   return widened(bottom, top);
 }
 

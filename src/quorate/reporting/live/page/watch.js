@@ -111,17 +111,20 @@ function showTiles(state) {
   const tiles = [
     ["rate", "updates/s, recent", texts.number(pace.recent_per_s), `overall ${texts.number(pace.per_s)}`],
     ["pace", `an update, last ${pace.recent_count}`, texts.seconds(pace.recent_median_s),
-      `90 % ${texts.seconds(pace.recent_p90_s)}, 99 % ${texts.seconds(pace.recent_p99_s)}`],
+      `p90\u00a0${texts.seconds(pace.recent_p90_s)}, p99\u00a0${texts.seconds(pace.recent_p99_s)}`],
     ["overall", "an update, whole run", texts.seconds(pace.mean_s),
-      `median ${texts.seconds(pace.median_s)}, 99 % ${texts.seconds(pace.p99_s)}`],
+      `median\u00a0${texts.seconds(pace.median_s)}, p99\u00a0${texts.seconds(pace.p99_s)}`],
     ["dropped", "dropped tickets", texts.percent(tickets.drop_share),
       `${texts.count(tickets.dropped)} dropped, ${texts.count(tickets.applied)} applied, ${texts.count(tickets.lost)} lost`],
     ["staleness", "staleness, mean", staleness.mean.toFixed(2), `at most ${texts.count(staleness.max)}`],
     ["bytes", "bytes sent", texts.bytes(state.bytes.sent), used === null ? "" : `${texts.percent(used)} used`],
     ["samples", "samples applied", texts.count(state.samples), ""],
   ];
+  [...state.measures].reverse().forEach((one, index) => {
+    const place = state.measures.length - 1 - index;
+    tiles.unshift([`measure-${place}`, one.name, texts.number(one.last), "last evaluation"]);
+  });
   if (state.loss.last !== null) tiles.unshift(["loss", "loss", texts.number(state.loss.last), "of the last update"]);
-  state.measures.forEach((one, index) => tiles.push([`measure-${index}`, one.name, texts.number(one.last), "last evaluation"]));
   if (state.quorum.last !== null) tiles.push(["quorum", "quorum chosen", texts.count(state.quorum.last), ""]);
   const place = at("tiles");
   while (place.children.length > tiles.length) place.lastChild.remove();
