@@ -94,7 +94,8 @@ def restricted_mean(observed: Iterable[float], censored: Iterable[float], horizo
 def means(found: Sequence[Gap | None], quorum: int) -> list[float | None]:
     """Mean seconds to each place, as far up as is known; with care beyond the quorum's place.
 
-    There, one more of the longest wait seen is added to what was seen: few looks may have missed a rare long wait.
+    There, one more of the longest wait seen is added to what was seen, be it for this place or the next one: few
+    looks may have missed a rare long wait.
     """
     times: list[float | None] = []
     total: float | None = 0.0
@@ -102,7 +103,11 @@ def means(found: Sequence[Gap | None], quorum: int) -> list[float | None]:
         if gap is None or total is None:
             total = None
         else:
-            total += gap.mean if place <= quorum else gap.mean + gap.longest / (gap.rounds + 1)
+            total += gap.mean
+            if place > quorum:
+                following = found[place] if place < len(found) else None
+                longest = gap.longest if following is None else max(gap.longest, following.longest)
+                total += longest / (gap.rounds + 1)
         times.append(total)
     return times
 
@@ -135,55 +140,56 @@ def waits(rounds: Iterable[Round], quorum: int, place: int) -> list[float]:
     ]
 
 
-def patience(seen: list[float], given_up: list[float], worth_s: float) -> float:
-    """How long to wait for a later place that would be worth so many seconds on average, to learn if it is.
-
-    As long as it takes to see that it is not: until the mean wait, cut off there, is clearly above its worth. Where
-    that has not been seen yet, twice as long as ever before.
-    """
-    ends = sorted([*seen, *given_up])
-    clearly = _CLEARLY * worth_s
-    for horizon in ends:
-        if horizon >= clearly and restricted_mean(seen, given_up, horizon) >= clearly:
-            return horizon
-    return max(2 * worth_s, 2 * ends[-1] if ends else 0.0)
-
-
+#: How far above its worth a mean wait must be seen to be.
 _CLEARLY = 1.5
 
 
-def paired_difference(rounds: Iterable[Round], lower: int, upper: int) -> tuple[float, float]:
-    """Mean seconds between two places in rounds that reached both, and the standard error of that."""
-    low, high = _FIRST + lower - 1, _FIRST + upper - 1
-    found = [one[high] - one[low] for one in rounds if len(one) > high]
-    if len(found) < 2:
-        return math.nan, math.inf
-    mean = sum(found) / len(found)
-    spread = sum((value - mean) ** 2 for value in found) / (len(found) - 1)
-    return mean, math.sqrt(spread / len(found))
+def patience(seen: list[float], given_up: list[float], worth_s: float) -> float:
+    """How long to wait for a later place that would be worth so many seconds on average, to learn if it is.
 
-
-def has_changed(older: Sequence[float], recent: Sequence[float]) -> bool:
-    """Whether recent times can hardly come from the world that the older ones come from. Free of any law.
-
-    Several above all older ones, for the long tail; or the largest distance between the two shares (Kolmogorov and
-    Smirnov), for everything else. In an unchanging world about one such verdict in 50,000 is wrong.
+    As long as it takes to see that it is not: until the mean wait, cut off there, is clearly above its worth, if the
+    share that still waited at the longest time seen (or one more round would) waits until then.
     """
-    many, few = len(older), len(recent)
-    if many < 2 * few:
-        return False
-    top = max(older)
-    above = sum(value > top for value in recent)
-    if above and math.comb(few, above) * (many + 1.0) ** -above < _CHANCE:
-        return True
-    distance = _largest_distance(sorted(older), sorted(recent))
-    return 2 * math.exp(-2 * distance**2 * many * few / (many + few)) < _CHANCE
+    clearly = _CLEARLY * worth_s
+    ends = sorted([*((value, 0) for value in seen), *((value, 1) for value in given_up)])
+    at_risk, share, area, last = len(ends), 1.0, 0.0, 0.0
+    for value, is_censored in ends:
+        if area + share * (value - last) >= clearly:
+            return last + (clearly - area) / share
+        area += share * (value - last)
+        last = value
+        if not is_censored:
+            share *= 1 - 1 / at_risk
+        at_risk -= 1
+    return last + (clearly - area) / max(share, 1 / (len(ends) + 1))
 
 
+#: How often a change may be seen where there is none, each time one looks.
 _CHANCE = 1e-5
+_SAME = 100  # to the power of e: times that differ by less than 1 % are equal
 
 
-def _largest_distance(one: list[float], other: list[float]) -> float:
+def has_slowed(times: Sequence[float], recent: int) -> bool:
+    """Whether several of the recent times are above all before: by chance, each is so once in before + 1 times."""
+    before = len(times) - recent
+    if before < 2 * recent:
+        return False
+    top = 1.01 * max(times[:before])
+    above = sum(value > top for value in times[before:])
+    return above > 0 and math.comb(recent, above) * (before + 1.0) ** -above < _CHANCE
+
+
+def has_changed(times: Sequence[float], recent: int) -> bool:
+    """Whether the recent times are spread otherwise than those before (Kolmogorov and Smirnov), whatever their law."""
+    before = len(times) - recent
+    if before < 2 * recent:
+        return False
+    binned = [math.inf if value == math.inf else round(_SAME * math.log(max(value, 1e-9))) for value in times]
+    distance = _largest_distance(sorted(binned[:before]), sorted(binned[before:]))
+    return 2 * math.exp(-2 * distance**2 * before * recent / (before + recent)) < _CHANCE
+
+
+def _largest_distance(one: Sequence[float], other: Sequence[float]) -> float:
     largest, i, j = 0.0, 0, 0
     while i < len(one) and j < len(other):
         value = min(one[i], other[j])

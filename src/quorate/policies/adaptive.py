@@ -12,8 +12,8 @@ from quorate.policies._arrival_times import (
     excess,
     gaps,
     has_changed,
+    has_slowed,
     means,
-    paired_difference,
     patience,
     places_of,
     times_of,
@@ -24,13 +24,13 @@ from quorate.policies._rounds import RoundPolicy
 MEMORY_ROUNDS = 400  # rounds that are remembered, for each number of live workers
 WARM_UP_ROUNDS = 5  # rounds that look at all workers before the first choice
 LOOK_EVERY = 3  # at most one round in so many looks further than the quorum
+ENOUGH_LOOKS = 40  # remembered, and the next ones come half as often; twice as many, a third …
 DECIDE_EVERY = 8  # rounds between two looks at whether another quorum is better
 MARGIN = 0.01  # by how much another quorum must be better
-SURE = 0.5  # and by how many standard errors, for a lower one
-DWELL_ROUNDS = 4  # times (1 + switches)²: how long a choice stands at least
-LONGEST_WAIT = 10.0  # rounds that a look may last
+DWELL_ROUNDS = 4  # how long a choice stands at least; before a higher one, times (1 + switches)²
+LONGEST_WAIT = 4.0  # rounds that a look may last
 TEST_EVERY = 4  # rounds between two looks at whether the cluster has changed
-RECENT_ROUNDS = (8, 24)  # that are held against those before, to see whether the cluster has changed
+QUICK_ROUNDS, RECENT_ROUNDS = 8, 24  # that are held against those before, to see whether the cluster has changed
 
 
 class AdaptiveBackup(RoundPolicy):
@@ -89,6 +89,7 @@ class AdaptiveBackup(RoundPolicy):
         self._samples = 1  # of one arrival
         self._memory: dict[int, deque[list[float]]] = {}  # live workers -> the rounds seen with so many
         self._is_announced = False
+        self._since_change = MEMORY_ROUNDS
         self._opened_at = 0.0
         self._closing = False
         self._n = 0
@@ -212,6 +213,7 @@ class AdaptiveBackup(RoundPolicy):
             return None
         self._rounds.append([self._target, closed, *self._times])
         self._since_look += 1
+        self._since_change += 1
         self._since_switch += 1
         self._since_decision += 1
         if self._warm_up:
@@ -234,19 +236,21 @@ class AdaptiveBackup(RoundPolicy):
             brought = self._gain(looked_to) - here
             self._credit += brought - self._rate * (closed - self._times[self._place - 1])
             self._since_look = 0
-        self._credit = min(max(self._credit, -2 * here), self._gain(self._top))
+        self._credit = min(max(self._credit, -here), self._gain(self._top))
 
     def _cluster_has_changed(self, looked: bool) -> bool:
         """Whether the last rounds are of another world than those before, which are then forgotten."""
         found = False
+        if self._since_change < MEMORY_ROUNDS:
+            return False  # a cluster that changes again and again is one that is uneven in time
         if self._since_switch % TEST_EVERY == 0:
             times = times_of(self._rounds, self._place)
-            found = any(has_changed(times[:-recent], times[-recent:]) for recent in RECENT_ROUNDS)
+            found = has_slowed(times, QUICK_ROUNDS) or has_changed(times, RECENT_ROUNDS)
         if looked and not found:
-            further = waits(self._rounds, self._place, self._place + 1)
-            found = has_changed(further[: -RECENT_ROUNDS[0]], further[-RECENT_ROUNDS[0] :])
+            found = has_changed(waits(self._rounds, self._place, self._place + 1), QUICK_ROUNDS)
         if found:
             self._rounds.clear()
+            self._since_change = 0
         return found
 
     # ------------------------------------------------------------ choosing
@@ -274,19 +278,18 @@ class AdaptiveBackup(RoundPolicy):
         return self._explain(rates)
 
     def _choose_again(self) -> str | None:
-        """Another quorum, if it is better by more than chance and a margin."""
+        """Another quorum, if it is better by more than a margin."""
         self._since_decision = 0
         rates, here = self._rates(self._place), self._place
         now = self._rate = rates[here - 1]
         best = 1 + max(range(self._top), key=rates.__getitem__)
-        if best == here or self._since_switch < DWELL_ROUNDS * (1 + self._switches) ** 2:
+        if best == here:
+            return None
+        # Everything is known of lower quorums. Higher ones may turn out to be worse: they are tried ever less often.
+        if self._since_switch < DWELL_ROUNDS * (1 if best < here else (1 + self._switches) ** 2):
             return None
         if rates[best - 1] < (1 + MARGIN) * now:
             return None
-        if best < here:
-            saved_s, error_s = paired_difference(self._rounds, best, here)
-            if now * (saved_s - SURE * error_s) < self._gain(here) - self._gain(best):
-                return None
         self._place, self._rate = best, rates[best - 1]
         self._switches += 1
         self._since_switch = 0
@@ -298,7 +301,7 @@ class AdaptiveBackup(RoundPolicy):
         if before is None:
             others = [other for other in range(1, self._top + 1) if other != place and rates[other - 1] > 0]
             before = max(others, key=lambda other: rates[other - 1], default=None)
-        unit = "gradients/s" if self._noise is None else "of a full step's progress/s"
+        unit = "gradients/s" if self._noise is None else "noise-free steps/s"
         against = "" if before is None else f" against {rates[before - 1]:.3g} at {self._places[before - 1]}"
         if self._noise is None:
             why = "noise scale unknown, so every gradient counts the same"
@@ -308,11 +311,16 @@ class AdaptiveBackup(RoundPolicy):
 
     # ------------------------------------------------------------ looking further
 
+    @property
+    def _look_every(self) -> int:
+        """Rounds from one look further to the next: the more are remembered, the fewer are needed."""
+        return LOOK_EVERY * (1 + sum(one[0] > self._place for one in self._rounds) // ENOUGH_LOOKS)
+
     def _look_further(self) -> tuple[int, int, float | None]:
         """What the next round waits for: the quorum, or what comes after it for as long as that may be worth it."""
         place = self._place
         ordinary = place, place, None
-        if place == self._top or self._since_look + 1 < LOOK_EVERY or not self._rate:
+        if place == self._top or self._since_look + 1 < self._look_every or not self._rate:
             return ordinary
         turn = self._looks + 1
         target = min(self._top, place + (turn & -turn))  # one further, every other time two, then four …
