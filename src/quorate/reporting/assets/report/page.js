@@ -221,9 +221,16 @@ function showArrivals() {
 // ---------------------------------------------------------------- what workers did
 
 function showTimelines() {
-  const holder = section("timeline", "What the workers did", "Drag to zoom in, Shift and drag to move, double-click for the whole run; or Ctrl and the wheel, or + − ← → when the picture has the focus.");
+  const holder = section("timeline", "What the workers did", "Drag to zoom in, Shift and drag to move, double-click for the whole run; or Ctrl and the wheel, or + − ← → when the picture has the focus. From afar a row shows shares of its time; close up, every ticket.");
   const kinds = ["used", "dropped", "cancelled", "lost", "gone", "waiting"];
   holder.append(make("div", { class: "legend" }, kinds.map((kind) => make("span", {}, make("span", { class: "box", style: { background: `var(--${kind})` } }), KIND_WORDS[kind]))));
+  const longest = Math.max(...RUNS.map((run) => run.timeline.seconds)), views = [];
+  const shared = SEVERAL && DATA.seconds !== "mixed";
+  if (SEVERAL) {
+    holder.append(make("div", { class: "controls" }, tick("one time axis for all", shared, (on) => {
+      for (const view of views) { view.seconds = on ? longest : view.data.seconds || 1; view.show(0, view.seconds); }
+    })));
+  }
   for (const run of RUNS) {
     const data = run.timeline, picture = make("div", { class: "timeline" }), says = make("div", { class: "says" });
     const box = make("div", { class: "card", style: { marginTop: "12px" } }, SEVERAL ? make("h3", {}, swatch(run), run.label) : null);
@@ -231,8 +238,7 @@ function showTimelines() {
     const words = [];
     if (data.workers_per_row > 1) words.push(`A row is ${data.workers_per_row} workers: there are too many to show single tickets.`);
     else if (!data.whole) words.push(`Single tickets are kept for the beginning, the end and the slowest stretches (${whole(data.segments)} of them); elsewhere the picture stays an outline.`);
-    if (data.workers_per_row === 1) words.push("From afar a row shows shares of its time; close up, every ticket.");
-    box.append(make("p", { class: "quiet" }, words.join(" ")));
+    if (words.length) box.append(make("p", { class: "quiet" }, words.join(" ")));
     let view = null;
     const button = (name, does) => make("button", { type: "button", onclick: () => does(view) }, name);
     box.append(make("div", { class: "controls" },
@@ -240,7 +246,8 @@ function showTimelines() {
       data.moments.map((moment) => button(moment.name, (one) => one.show(moment.from, moment.to))),
       button("+", (one) => one.zoom(0.5)), button("−", (one) => one.zoom(2)), button("←", (one) => one.move(-0.5)), button("→", (one) => one.move(0.5))));
     box.append(picture, says);
-    view = new WorkerTimeline(picture, says, data);
+    view = new WorkerTimeline(picture, says, data, shared ? longest : 0);
+    views.push(view);
   }
 }
 

@@ -8,7 +8,8 @@ const KIND_WORDS = {
 const GUTTER = 46, AXIS = 24, LEAST_SPAN = 1e-6;
 
 class WorkerTimeline {
-  constructor(holder, says, data) {
+  /** `limit`: where the time axis ends, at the run's own end or at that of a longer run beside it. */
+  constructor(holder, says, data, limit) {
     this.holder = holder;
     this.says = says;
     this.data = data;
@@ -18,7 +19,7 @@ class WorkerTimeline {
       starts: decoded(one.starts, Float32Array), lengths: decoded(one.lengths, Float32Array),
     }));
     this.rowHeight = data.rows <= 16 ? 18 : data.rows <= 48 ? 11 : data.rows <= 128 ? 6 : 4;
-    this.seconds = data.seconds || 1;
+    this.seconds = limit || data.seconds || 1;
     this.canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": "timeline of workers; plus and minus zoom, arrows move" });
     this.selection = make("div", { class: "selection", hidden: true });
     holder.append(this.canvas, this.selection);
@@ -102,6 +103,7 @@ class WorkerTimeline {
     for (let row = 0; row < rows; row += 1) {
       for (let column = 0; column < columns; column += 1) {
         const at = this.from + ((column + 0.5) / columns) * (this.to - this.from);
+        if (at > this.data.seconds) break; // the run is over
         const bin = Math.min(bins - 1, Math.floor(at / width));
         // A whole row at first glance: shares stand on each other, what is left is waiting.
         const level = tall - gap;
@@ -224,7 +226,7 @@ class WorkerTimeline {
 
   tell(x, y) {
     const row = Math.floor(y / this.rowHeight), time = this.time(x);
-    if (row < 0 || row >= this.data.rows || x < GUTTER || time > this.to) { this.says.textContent = ""; return; }
+    if (row < 0 || row >= this.data.rows || x < GUTTER || time > Math.min(this.to, this.data.seconds)) { this.says.textContent = ""; return; }
     const span = this.to - this.from, stretch = this.inView().find((one) => one.from <= time && time <= one.to);
     this.says.textContent = `${this.rowName(row)}, ${moment(time, span)}: ` + (this.detail && stretch ? this.ticketAt(row, time, span) : this.sharesAt(row, time));
   }
