@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from quorate.planning.world import FINISH, Floats, World
 
 _BLOCKS = 20
 _T_95 = {4: 2.78, 9: 2.26, 19: 2.09}  # Student's t for 95 %, by degrees of freedom
+_EPOCH_ROUNDS = 200
 _FEW_ROWS = 400  # enough for the short rounds at the end of an epoch, of which there are few
 
 
@@ -101,25 +103,41 @@ def _quantiles(ordered: Floats, regimes: tuple[slice, ...], counts: Floats) -> t
 
 
 def _epoch_ends(world: World, mean: Floats, quorums: Floats) -> tuple[Floats, Floats]:
-    """How the short rounds at the end of an epoch change the mean, and the mean gradients of an update.
-
-    With r batches left, only the first r workers get one, and the round takes min(N, r) of them.
-    """
+    """How the short rounds at the end of an epoch change the mean, and the mean gradients of an update."""
     batches, machines = world.batches_per_epoch, world.machines
-    if batches is None or batches > 1000 * machines:
+    if batches is None or batches > 200 * machines:
         return np.ones(machines), quorums
     rows = world.seconds[:: max(1, world.rounds // _FEW_ROWS)]
     mean_of_rows = np.sort(rows, axis=1).mean(axis=0)  # so that the sample's own error cancels
     scale, gradients = np.empty(machines), np.empty(machines)
     for place, quorum in enumerate(range(1, machines + 1)):
-        whole = max(0, (batches - machines) // quorum + 1)
-        left = batches - whole * quorum
-        short: list[float] = []
-        while left > 0:
-            taken = min(quorum, left)
-            short.append(float(np.partition(rows[:, :left], taken - 1, axis=1)[:, taken - 1].mean()))
-            left -= taken
-        ratio = (np.array(short) + world.overhead_s) / (mean_of_rows[place] + world.overhead_s)
-        scale[place] = (whole + ratio.sum()) / (whole + len(short))
-        gradients[place] = batches / (whole + len(short))
+        rounds = _rounds_of_epochs(batches, machines, quorum)
+        total = sum(rounds.values())
+        ratio = 0.0
+        for (started, taken), count in rounds.items():
+            if started == machines and taken == quorum:
+                ratio += count
+                continue
+            waits = float(np.partition(rows[:, :started], taken - 1, axis=1)[:, taken - 1].mean())
+            ratio += count * (waits + world.overhead_s) / (mean_of_rows[place] + world.overhead_s)
+        scale[place] = ratio / total
+        gradients[place] = sum(taken * count for (_, taken), count in rounds.items()) / total
     return scale, gradients
+
+
+def _rounds_of_epochs(batches: int, machines: int, quorum: int) -> Counter[tuple[int, int]]:
+    """(workers that get a batch, gradients that are taken) -> how often, over some epochs.
+
+    Batches given back go first; the new ones of a round are of one epoch, so that it may run out of them.
+    """
+    found: Counter[tuple[int, int]] = Counter()
+    returned, fresh = 0, batches
+    for _ in range(max(_EPOCH_ROUNDS, 2 * batches // quorum)):
+        fresh = fresh or batches
+        new = min(machines - returned, fresh)
+        fresh -= new
+        started = returned + new
+        taken = min(quorum, started)
+        returned = started - taken
+        found[started, taken] += 1
+    return found

@@ -1,0 +1,69 @@
+"""What a run that cancels late work does not show, and how it is guessed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quorate.planning import plan
+from quorate.planning._filling import fill_in
+from tests.planning.worlds import exponential, measured, record
+
+WHOLE = (slice(0, 2000),)
+
+
+def cut(seconds: np.ndarray, quorum: int) -> tuple[np.ndarray, np.ndarray]:
+    """What a run with this quorum shows: later arrivals are cancelled when the quorum is there."""
+    close = np.sort(seconds, axis=1)[:, quorum - 1 : quorum]
+    return np.minimum(seconds, close), seconds <= close
+
+
+def test_cancelled_work_is_lengthened_to_what_it_needed_on_average() -> None:
+    seconds = exponential(2000, 8)
+    shown, observed = cut(seconds, 6)
+    filled, unknown = fill_in(shown, observed, WHOLE, np.random.default_rng(0))
+    assert not unknown and (filled >= shown - 1e-6).all()
+    assert np.sort(filled, axis=1).mean(axis=0) == pytest.approx(np.sort(seconds, axis=1).mean(axis=0), rel=0.05)
+
+
+def test_one_who_never_finishes_is_last_and_said_to_be_unknown() -> None:
+    seconds = exponential(500, 4)
+    seconds[:, 2] *= 10
+    shown, observed = cut(seconds, 3)
+    filled, unknown = fill_in(shown, observed, (slice(0, 500),), np.random.default_rng(0))
+    assert unknown == [2]
+    assert (filled[:, 2] == filled.max(axis=1)).all()
+
+
+def test_equal_times_are_not_taken_for_slow_ones(tmp_path: Path) -> None:
+    """Two of eight are cancelled in each round though they would have arrived at the same instant."""
+    made = plan(record(tmp_path / "run", "pause:0.05,0.05,10", 6, 2, 3000))
+    assert made.splits[6].mean == pytest.approx(measured("pause:0.05,0.05,10", 7, 1, 3000), rel=0.15)
+    assert made.recommendation.quorum == 6
+
+
+def test_a_cluster_without_any_spread(tmp_path: Path) -> None:
+    made = plan(record(tmp_path / "run", "constant:0.05", 6, 2, 100))
+    assert [split.mean for split in made.splits] == pytest.approx([0.05] * 8)
+    assert made.recommendation.backups == 0 and not made.slow and not made.fits
+
+
+def test_a_run_that_does_not_wait_is_noted(tmp_path: Path) -> None:
+    made = plan(record(tmp_path / "run", "shifted-exp:0.05,0.02", 6, 2, 200))
+    assert any("waited for 6 of 8" in note for note in made.notes)
+    made = plan(record(tmp_path / "slow", "shifted-exp:0.05,0.01*slow:3=9", 7, 1, 200))
+    assert any("worker 3 hardly ever finished" in note for note in made.notes)
+    assert made.recommendation.quorum <= 7
+    assert [(slow.worker, slow.is_bound) for slow in made.slow] == [(3, True)]
+
+
+def test_lost_workers_leave_gaps_that_are_filled(tmp_path: Path) -> None:
+    import quorate
+
+    engine = quorate.Simulated(4, "shifted-exp:0.05,0.02", faults="lose:1@2;join:1@6;lose:2@8")
+    quorate.train(None, quorate.BackupSync(3, 1), engine, updates=200, out=tmp_path / "run")
+    made = plan(tmp_path / "run")
+    assert made.machines == 4 and made.rounds >= 190
+    assert all(0.05 <= split.mean < 0.3 for split in made.splits)
