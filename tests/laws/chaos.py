@@ -158,6 +158,9 @@ class Log(Recorder):
         numbers = tuple(ticket.id for ticket in update.tickets)
         self.entries.append(("apply", time, update.version, numbers, update.weights))
 
+    def chose(self, time: float, version: int, quorum: int, reason: str) -> None:
+        self.entries.append(("choose", time, version, quorum, reason))
+
     def dropped(self, time: float, ticket: Ticket, reason: str) -> None:
         self.entries.append(("drop", time, ticket.id, reason))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from quorate.events import Parts, Ticket
-from quorate.policies import Async, BoundedStaleness, Deadline, Delayed, Policy
+from quorate.policies import AdaptiveBackup, Async, BoundedStaleness, Deadline, Delayed, Policy
 from quorate.policies._rounds import RoundPolicy
 from quorate.trace import Recorder, Update
 
@@ -31,6 +31,7 @@ class LawChecker(Recorder):
         self.arrived_tickets: dict[int, Ticket] = {}
         self.ended_tickets: set[int] = set()
         self.uses: Counter[int] = Counter()
+        self.chosen = self.begun.per_update  # the quorum, where it is the policy that names it
         self.exhausted_at = -(10**9)  # version at which a worker last found no batch
         self.given_up = 0
         self.refusals: Counter[int] = Counter()
@@ -98,9 +99,18 @@ class LawChecker(Recorder):
         self._check_staleness(tickets)
         self.version = version
 
+    def chose(self, time: float, version: int, quorum: int, reason: str) -> None:
+        demand(version == self.version, "3: a choice is for the round that follows")
+        demand(quorum >= 1 and bool(reason), "3: a choice has a quorum and a reason")
+        self.chosen = quorum
+
     def _check_quorum(self, tickets: tuple[Ticket, ...], reason: str) -> None:
-        full = self.begun.per_update
-        if "left" in reason:
+        full = self.chosen
+        if isinstance(self.policy, AdaptiveBackup) and reason.startswith("looked further"):
+            demand(len(tickets) >= self.policy.least, "3: at least the least when time is up")
+        elif isinstance(self.policy, AdaptiveBackup) and reason == "all live workers are in":
+            demand(self.policy.least <= len(tickets), "3: at least the least when nobody else can come")
+        elif "left" in reason:
             demand(len(tickets) <= full, "3: no more than the quorum")
             recently = self.version - self.exhausted_at <= self.policy.history
             demand(recently, "3: a short round only where the epoch ends")

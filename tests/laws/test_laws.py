@@ -15,6 +15,7 @@ from quorate.events import Action, Event
 from quorate.ledger import Ledger, Loan
 from quorate.policies import (
     POLICIES,
+    AdaptiveBackup,
     Async,
     BackupSync,
     BoundedStaleness,
@@ -55,6 +56,10 @@ def policies(draw: st.DrawFn) -> tuple[Policy, int]:
         quorum = draw(st.integers(1, workers))
         limit = draw(st.none() | st.floats(0.1, 3))
         return Deadline(limit, quorum, draw(st.none() | st.integers(1, quorum)), late=late), workers
+    if kind == "adaptive":
+        noise_scale = draw(st.none() | st.floats(0, 100))
+        explore = draw(st.sampled_from([0.02, 0.5]))  # the much and the little that rounds look further
+        return AdaptiveBackup(noise_scale, draw(st.integers(1, workers)), explore, late), workers
     return FullSync(), workers
 
 
@@ -196,7 +201,9 @@ def test_law_8_resuming_at_every_event_changes_nothing(chosen: tuple[Policy, int
 # ---------------------------------------------------------------- policies are values
 
 
-@pytest.mark.parametrize("policy", [FullSync(), BackupSync(2, 1), Async(3), Deadline(), Delayed(1)], ids=repr)
+@pytest.mark.parametrize(
+    "policy", [FullSync(), BackupSync(2, 1), Async(3), Deadline(), Delayed(1), AdaptiveBackup()], ids=repr
+)
 def test_a_policy_is_not_changed_by_its_runs(policy: Policy) -> None:
     workers = 3
     before = vars(policy).copy()

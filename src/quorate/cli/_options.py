@@ -72,7 +72,7 @@ class SubjectOptions(TaskOptions):
 _N_PLUS_B = "N+b: a quorum of N and b backups, N+b workers in all; or N."
 _MODELS = (
     "e.g. constant:0.05, shifted-exp:0.05,0.025, pareto:0.05,1.5, chen2016, trace:RUN; "
-    "modifiers follow after *, e.g. lognormal:0.05,0.4*slow:3=4."
+    "modifiers follow after *, e.g. lognormal:0.05,0.4*slow:3=4; changes in time: MODEL->SECONDS->MODEL."
 )
 
 WorkersOption = Annotated[str, option(CLUSTER, _N_PLUS_B, metavar="N+b")]
@@ -156,7 +156,7 @@ PolicyOption = Annotated[
     str | None,
     option(
         POLICY,
-        "backup, full-sync, async, softsync, bounded, k-batch, delayed or deadline.",
+        "backup, full-sync, async, softsync, bounded, k-batch, delayed, deadline or adaptive.",
         show_default="backup for N+b, else full-sync",
         metavar="NAME",
     ),
@@ -171,7 +171,7 @@ class PolicyOptions:
         str | None,
         option(
             POLICY,
-            "Late work: cancel it at once, or let it finish and drop it. (backup, k-batch, delayed, deadline)",
+            "Late work: cancel it at once, or let it finish and drop it. (backup, k-batch, delayed, deadline, adaptive)",
             show_default="cancel",
             metavar="cancel|finish",
         ),
@@ -194,6 +194,15 @@ class PolicyOptions:
     ] = None
     slack: Annotated[
         float | None, option(POLICY, "Learned limit, in times half the workers take. (deadline)", show_default="1.5")
+    ] = None
+
+    noise_scale: Annotated[
+        float | None, option(POLICY, "Gradient noise scale in samples. (adaptive)", show_default="learned")
+    ] = None
+    least: Annotated[int | None, option(POLICY, "The smallest quorum to choose. (adaptive)", show_default="1")] = None
+    explore: Annotated[
+        float | None,
+        option(POLICY, "Share of progress that looking beyond the quorum may cost. (adaptive)", show_default="0.02"),
     ] = None
 
     def given(self) -> dict[str, Any]:

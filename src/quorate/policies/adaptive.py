@@ -181,7 +181,7 @@ class AdaptiveBackup(RoundPolicy):
         if have >= self.per_update:
             return "quorum reached" if self._target == self._place else "looked further"
         if self._idle:
-            return super()._why()
+            return super()._why() if have <= self.quorum else "looked further, all that was left of the epoch"
         return "looked further, time is up" if self._time_is_up else "all live workers are in"
 
     def _close(self, time: float) -> Iterable[Action]:

@@ -26,6 +26,7 @@ COLOURS = {
     "k-batch": "#56B4E9",
     "delayed": "#000000",
     "deadline": "#7F7F7F",
+    "adaptive": "#882255",  # not theirs, but as far from all of them
 }
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
