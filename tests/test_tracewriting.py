@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -41,6 +42,26 @@ def test_lines_written_while_others_are_handed_over_are_neither_lost_nor_doubled
     writer.close()
     lines = (tmp_path / "trace.jsonl").read_text().splitlines()
     assert lines == [f'{{"event":"timer","time":0.5,"key":{number}}}' for number in range(100_000)]
+
+
+def test_a_line_that_comes_during_a_write_waits_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = TraceWriter(tmp_path / "trace.jsonl")
+    file = writer._file
+
+    class Slow:
+        """Another line is written before this write is done."""
+
+        def write(self, data: memoryview) -> int:
+            writer.timer(2.0, 2)
+            return file.write(data)
+
+    writer.timer(1.0, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "_file", Slow())
+        writer.position()
+    writer.close()
+    found = [json.loads(line)["key"] for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    assert found == [1, 2]
 
 
 def test_a_full_disk_is_told_by_the_run_and_not_by_the_thread(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -133,5 +134,6 @@ def test_a_series_keeps_its_mean_and_its_extremes_in_a_bounded_number_of_points(
     assert 5 <= len(points) <= 11
     assert points[-1].time == 9_999
     assert (min(point.low for point in points), max(point.high for point in points)) == (0.0, 1008.0)
+    assert len({later.time - sooner.time for sooner, later in pairwise(points[:-1])}) == 1, "all stand for as many"
     first = values[: int(points[0].time) + 1]
     assert points[0].mean == pytest.approx(sum(first) / len(first))

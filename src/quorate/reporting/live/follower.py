@@ -78,8 +78,7 @@ class Follower:
         self.exists = True
         self.size_bytes, self.modified_at = found.st_size, found.st_mtime
         if self._descriptor is not None:
-            same = (found.st_dev, found.st_ino) == self._identity and found.st_size >= self.offset_bytes
-            if same and self._tail == self._bytes_before():
+            if (found.st_dev, found.st_ino) == self._identity and self._tail == self._bytes_before():
                 return False
             self.close()
         try:
