@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from quorate.engines import Engine, Local, Simulated
 from quorate.errors import BadInput, Diverged, QuorateError, QuorumLost, ReplayMismatch, WorkerFailed
 from quorate.faults import Fault, Faults, parse_faults
@@ -29,7 +32,21 @@ from quorate.task import Task, load_task
 from quorate.trace import Recorder, read_trace
 from quorate.training import Interrupted, resume, train
 
+if TYPE_CHECKING:
+    from quorate.planning import Plan
+
 __version__ = VERSION
+
+
+def plan(*sources: str | Path, **options: Any) -> Plan:
+    """How many backups to take: `quorate.planning.plan`, imported late because it needs numpy and scipy.
+
+    sources: the trace or the folder of a run, or CSV files of step times; or none, and `latency="…"`, `machines=…`.
+    """
+    from quorate.planning import plan as make_plan
+
+    return make_plan(*sources, **options)
+
 
 __all__ = [
     "AdaptiveBackup",
@@ -72,6 +89,7 @@ __all__ = [
     "parse_faults",
     "parse_latency",
     "parse_network",
+    "plan",
     "read_trace",
     "replay",
     "resume",

@@ -62,9 +62,10 @@ def _reason(times: SplitTimes, relative: Floats, time: Floats, place: int, speed
         if machines == 1:
             return "there is one machine"
         other = int(np.argmin(time[:-1]))
+        slower, needs = mean[-1] / mean[other] - 1.0, relative[other] / relative[-1] - 1.0
         return (
-            f"waiting for all {machines} takes {_more(mean[-1] / mean[other])} an update than {_split(other, machines)}"
-            f", which needs {_more(relative[other] / relative[-1])} updates: no backup pays"
+            f"waiting for all {machines} takes {slower:.1%} longer an update than {_split(other, machines)}, "
+            f"which needs {needs:.1%} more updates: no backup pays"
         )
     wait = "never ends on average" if speedup is None else f"takes {mean[-1] / mean[place] - 1.0:.0%} longer an update"
     extra = relative[place] / relative[-1] - 1.0
@@ -101,10 +102,6 @@ def _changes(times: SplitTimes, effort: Effort, time: Floats, place: int, known:
 
 def _split(place: int, machines: int) -> str:
     return f"{place + 1}+{machines - place - 1}"
-
-
-def _more(ratio: float) -> str:
-    return f"{ratio - 1.0:.1%} more"
 
 
 def _short(number: float) -> str:
