@@ -45,6 +45,7 @@ def test_lines_written_while_others_are_handed_over_are_neither_lost_nor_doubled
 
 
 def test_a_line_that_comes_during_a_write_waits_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracewriting, "_FLUSH_S", 3600.0)  # the thread stays out of it
     writer = TraceWriter(tmp_path / "trace.jsonl")
     file = writer._file
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +122,20 @@ def test_what_is_no_trace_is_refused_with_the_line(tmp_path: Path, content: str,
     (tmp_path / "trace.jsonl").write_text(content)
     with followed(tmp_path / "trace.jsonl") as follower, pytest.raises(quorate.BadInput, match=words):
         everything(follower)
+
+
+def test_what_can_be_no_trace_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "file.txt").write_text("")
+    (tmp_path / "folder" / "trace.jsonl").mkdir(parents=True)
+    os.mkfifo(tmp_path / "pipe")
+    for run, words in (
+        ("file.txt/001", "cannot be read: Not a directory"),
+        ("folder", "is no plain file"),
+        ("pipe", "cannot be read: Not a directory"),
+        ("x" * 300, "cannot be read: File name too long"),
+    ):
+        with followed(trace_file(tmp_path / run)) as follower, pytest.raises(quorate.BadInput, match=words):
+            follower.read()
 
 
 def test_a_run_is_named_by_its_folder_or_its_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,11 @@ class News(NamedTuple):
 
 def trace_file(run: Path) -> Path:
     """The trace of a run that may not have begun: a folder is meant, unless it is a file or named like one."""
-    return run if run.is_file() or (run.suffix == ".jsonl" and not run.is_dir()) else run / TRACE_FILE
+    try:
+        is_file = run.is_file() or (run.suffix == ".jsonl" and not run.is_dir())
+    except OSError:  # nothing that can be looked at; reading will say why
+        is_file = False
+    return run if is_file else run / TRACE_FILE
 
 
 class Follower:
@@ -52,7 +57,10 @@ class Follower:
         anew = self._look()
         if self._descriptor is None:
             return News([], anew)
-        data = os.pread(self._descriptor, CHUNK_BYTES, self.offset_bytes)
+        try:
+            data = os.pread(self._descriptor, CHUNK_BYTES, self.offset_bytes)
+        except OSError as error:
+            raise self._cannot_be_read(error) from error
         if not data:
             return News([], anew)
         self.offset_bytes += len(data)
@@ -72,9 +80,13 @@ class Follower:
         """Open the file where it is new, or start again where it was changed; gives whether reading begins anew."""
         try:
             found = self.path.stat()
-        except OSError:
+        except FileNotFoundError:
             self.exists = False  # what was read of a file that is gone is still shown
             return False
+        except OSError as error:  # part of the path is a file, or a folder that is closed to us
+            raise self._cannot_be_read(error) from error
+        if not stat.S_ISREG(found.st_mode):  # a pipe would block, and can be read only once
+            raise BadInput(f"the trace {str(self.path)!r} is no plain file; give the folder of a run")
         self.exists = True
         self.size_bytes, self.modified_at = found.st_size, found.st_mtime
         if self._descriptor is not None:
@@ -84,7 +96,7 @@ class Follower:
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY)
         except OSError as error:
-            raise BadInput(f"the trace {str(self.path)!r} cannot be read: {error.strerror}") from error
+            raise self._cannot_be_read(error) from error
         self._identity = (found.st_dev, found.st_ino)
         self.offset_bytes = self.lines = 0
         self._rest = self._tail = b""
@@ -128,6 +140,9 @@ class Follower:
         wrong = why_not_readable(record["schema"])
         if wrong is not None:
             raise BadInput(f"trace {str(self.path)!r} {wrong}")
+
+    def _cannot_be_read(self, error: OSError) -> BadInput:
+        return BadInput(f"the trace {str(self.path)!r} cannot be read: {error.strerror}; give the folder of a run")
 
     def _is_no_trace(self) -> BadInput:
         return BadInput(
