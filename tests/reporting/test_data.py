@@ -15,6 +15,7 @@ from quorate.reporting.report.data import planner_section, report_data, without_
 from quorate.reporting.report.durations import Durations
 from quorate.reporting.report.gathering import find_runs, gather
 from quorate.reporting.report.looks import colours, labels
+from quorate.reporting.report.planned import plan_for
 from quorate.reporting.report.timeline import KINDS, Timeline
 from tests.reporting.traces import BACKUP, HEADER, asynchronous, write
 
@@ -186,6 +187,26 @@ def test_plan_is_sorted_by_backups() -> None:
     assert section["backups"] == [0, 1] and section["mean"] == [3.0, 1.0] and section["time"] == [3.0, 2.0]
     assert section["choice"]["quorum"] == 3
     assert planner_section(None) is None
+
+
+def test_plan_is_made_from_the_run_that_waits_for_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import quorate.planning
+
+    full = {**HEADER, "policy": {"name": "full-sync"}}
+    runs = [gather(write(tmp_path / "one", BACKUP)), gather(write(tmp_path / "two", [full, *BACKUP[1:]]))]
+    nothing, why = plan_for(runs)
+    assert nothing is None and why is not None and "too few" in why and "two" in why
+
+    class Made:
+        def as_dict(self) -> dict[str, Any]:
+            return PLAN
+
+    asked: list[Path] = []
+    monkeypatch.setattr(quorate.planning, "plan", lambda path: asked.append(path) or Made())
+    made, why = plan_for(runs)
+    assert asked == [tmp_path / "two"] and why is None
+    assert made is not None and made["run"] == 1
+    assert report_data(runs, plan=made)["plan"]["run"] == 1
 
 
 def test_everything_is_json_without_nan(tmp_path: Path) -> None:

@@ -171,7 +171,8 @@ def test_runs_side_by_side(tmp_path: Path, browser: Browser) -> None:
         assert len(set(drawn)) == 3
         assert "broke off" in page.locator("article").nth(1).inner_text()
         assert page.locator("article .notice").count() == 1
-        assert "costs" in page.locator("#plan").inner_text()
+        assert page.locator("[data-choice]").get_attribute("data-choice") == "3+1"
+        assert "since the last gradient <b>costs</b> most" in page.locator("#plan").inner_text()
         assert page.locator("#plan .uplot").count() == 2
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 

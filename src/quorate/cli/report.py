@@ -39,6 +39,7 @@ def report(
     tensorboard: Annotated[
         Path | None, typer.Option(help="Also write the curves for TensorBoard into this folder.", metavar="FOLDER")
     ] = None,
+    no_plan: Annotated[bool, typer.Option("--no-plan", help="Leave out the planner's part.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     json: Annotated[
@@ -53,6 +54,7 @@ def report(
     from quorate.reporting.report.data import report_data, without_drawings
     from quorate.reporting.report.gathering import find_runs
     from quorate.reporting.report.page import check_free, page_text, write_page
+    from quorate.reporting.report.planned import plan_for
 
     found = find_runs(runs)
     if len(found) > _MOST_RUNS:
@@ -66,7 +68,8 @@ def report(
     _check_exports(figures, tensorboard, overwrite)
 
     gathered = _gather(found)
-    data = report_data(gathered, goal)
+    plan, why_not = (None, None) if no_plan else plan_for(gathered)
+    data = report_data(gathered, goal, plan, why_not)
     written = [] if file is None else [_page(page_text(data), file, write_page)]
     written += _export(data, figures, tensorboard, overwrite)
     if json:

@@ -21,9 +21,12 @@ _MOST_STALENESS_BARS = 48
 
 
 def report_data(
-    runs: Sequence[Gathered], target: Until | None = None, plan: dict[str, Any] | None = None
+    runs: Sequence[Gathered],
+    target: Until | None = None,
+    plan: dict[str, Any] | None = None,
+    no_plan: str | None = None,
 ) -> dict[str, Any]:
-    """The whole report. `plan` is what the planner says of the first run's cluster, where it was asked."""
+    """The whole report. `plan` is what the planner says, where it was asked; `no_plan` why it could say nothing."""
     if target is not None:
         _check_measured(runs, target)
     headers = [run.header for run in runs]
@@ -53,6 +56,7 @@ def report_data(
                 for run, name, look, bars in zip(runs, names, looks, stale, strict=True)
             ],
             "plan": planner_section(plan),
+            "no_plan": no_plan,
         }
     )
     return data
@@ -88,6 +92,9 @@ def planner_section(plan: dict[str, Any] | None) -> dict[str, Any] | None:
         **{name: [split["update_seconds"].get(name) for split in splits] for name in _UPDATE_SECONDS},
         **{name: [split.get(name) for split in splits] for name in ("updates", "time", "wasted", "bytes")},
         "choice": {name: choice.get(name) for name in _RECOMMENDATION} if choice else None,
+        "run": plan.get("run"),  # the place of the run it is made from
+        "changes": list(choice.get("changes") or ()),
+        "notes": [text for text in (plan.get("updates_from"), *(plan.get("notes") or ())) if text],
     }
 
 

@@ -132,9 +132,10 @@ def _plan(axes: Axes, plan: dict[str, Any]) -> None:
     axes.set(xlabel=f"backups of {plan['machines']} machines", ylabel="seconds per update")
     if any(value is not None for value in plan["time"]):
         other = axes.twinx()
-        times = [float("nan") if value is None else value for value in plan["time"]]
+        best = min(value for value in plan["time"] if value is not None)
+        times = [float("nan") if value is None else value / best for value in plan["time"]]
         other.plot(backups, times, color="#009E73", marker="s", markersize=3, label="time to the target")
-        other.set_ylabel("time to the target, s")
+        other.set_ylabel("time to the target, over the best")
         other.grid(visible=False)
     choice = plan["choice"]
     if choice is not None and choice["backups"] is not None:

@@ -123,6 +123,6 @@ function shade(place, count) {
   const at = (count <= 1 ? 0.4 : place / (count - 1)) * (stops.length - 1);
   const low = Math.min(stops.length - 2, Math.floor(at)), part = at - low;
   const mixed = stops[low].map((value, index) => Math.round(value + (stops[low + 1][index] - value) * part));
-  if (low === 0 && matchMedia("(prefers-color-scheme: dark)").matches) mixed.forEach((value, index) => { mixed[index] = Math.min(255, value + 70); });
+  if (low === 0 && onDark()) mixed.forEach((value, index) => { mixed[index] = Math.min(255, value + 70); });
   return "#" + mixed.map((value) => value.toString(16).padStart(2, "0")).join("");
 }

@@ -80,12 +80,12 @@ function runCard(run) {
 function keyFigures(run) {
   const reached = DATA.comparison[RUNS.indexOf(run)].time_to_target_s;
   const { summary } = run, { tickets, update_seconds: took, worker_seconds: work } = summary;
-  const ended = tickets.applied + tickets.dropped + tickets.lost || 1, spent = work.compute + work.idle || 1;
+  const all = tickets.applied + tickets.dropped + tickets.lost, ended = all || 1, spent = work.compute + work.idle || 1;
   const figures = [
     ["updates", whole(summary.updates), `in ${seconds(summary.seconds)}`],
     ["an update took", seconds(took.mean), `median ${seconds(took.median)}, 99\u00a0% within\u00a0${seconds(took.p99)}`],
     ["samples per second", number(run.samples_per_s), `${whole(summary.samples.applied)} in all`],
-    ["tickets applied", whole(tickets.applied), `${share(tickets.applied / ended)} of ${whole(ended)}`],
+    ["tickets applied", whole(tickets.applied), `${share(tickets.applied / ended)} of ${whole(all)}`],
     ["dropped", share(tickets.dropped / ended), `${whole(tickets.dropped)}, ${tickets.cancelled === tickets.dropped && tickets.dropped ? "all" : whole(tickets.cancelled) + " of them"} cancelled`],
     ["workers waited", share(work.idle / spent), `${share(work.wasted / spent)} spent on what was not used`],
     ["staleness", number(summary.staleness.mean), `at most ${whole(summary.staleness.max)}`],
@@ -368,21 +368,29 @@ function stairs(run) {
 
 function showPlan() {
   const plan = DATA.plan;
-  if (!plan) return;
-  const choice = plan.choice;
-  const holder = section("plan", "How many backups", choice && choice.reason ? choice.reason : null);
+  if (!plan && !DATA.no_plan) return;
+  const choice = plan && plan.choice, from = plan && plan.run !== null && SEVERAL ? `From ${RUNS[plan.run].label}. ` : "";
+  const holder = section("plan", "How many backups", null);
+  if (!plan) { holder.append(make("p", { class: "absent" }, "The planner says: " + DATA.no_plan + ".")); return; }
+  if (choice) {
+    const split = choice.quorum === null || choice.backups === null ? choice.policy : `${choice.quorum}+${choice.backups}`;
+    holder.append(make("p", { "data-choice": split }, `${from}Of ${whole(plan.machines)} machines: `, make("strong", {}, split), choice.reason ? `, since ${choice.reason}.` : "."));
+  }
+  if (plan.changes.length) holder.append(make("p", { class: "quiet" }, "It would be otherwise: " + plan.changes.join("; ") + "."));
+  for (const words of plan.notes) holder.append(make("p", { class: "quiet" }, sentence(words.replace(/\.$/, ""))));
   const marks = choice && choice.backups !== null ? [{ x: choice.backups, label: `${choice.quorum}+${choice.backups}`, colour: "#D55E00" }] : [];
   const grid = make("div", { class: "grid" }), later = [];
   holder.append(grid);
-  const over = (title, series, band) => {
+  const over = (title, series, yText, band) => {
     if (series[series.length - 1].ys.every((value) => value === null)) return;
     const plot = make("div");
     grid.append(card(title, plot));
-    later.push(() => chart(plot, (target) => lines(target, { series, band, marks, xLabel: "backups of " + whole(plan.machines) + " machines", xText: (value) => (Number.isInteger(value) ? whole(value) : ""), yText: seconds, fromZero: true })));
+    later.push(() => chart(plot, (target) => lines(target, { series, band, marks, xLabel: "backups of " + whole(plan.machines) + " machines", xText: (value) => (Number.isInteger(value) ? whole(value) : ""), yText, fromZero: true })));
   };
   const line = (label, ys, thin) => ({ label, ys, xs: plan.backups, colour: "#0072B2", thin, points: thin ? false : plan.backups.length <= 24 });
-  over("time to the target", [line("time", plan.time)], null);
-  over("seconds per update, with its interval", [line("low", plan.low, true), line("high", plan.high, true), line("mean", plan.mean)], [0, 1]);
+  const best = Math.min(...plan.time.filter((value) => value !== null));
+  over("time to the target, over the best split", [line("time", plan.time.map((value) => (value === null ? null : value / best)))], (value) => "×" + number(value), null);
+  over("seconds per update, with its interval", [line("low", plan.low, true), line("high", plan.high, true), line("mean", plan.mean)], seconds, [0, 1]);
   later.forEach((draw) => draw());
 }
 
@@ -397,7 +405,7 @@ REPORT.append(make("footer", {}, `Made by quorate report${DATA.quorate ? " of ru
 
 let resizing = null;
 addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => redrawAll(true), 120); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redrawAll(false));
+for (const looks of ["(prefers-color-scheme: dark)", "print"]) matchMedia(looks).addEventListener("change", () => redrawAll(false));
 // Ready when what was drawn has been painted.
 requestAnimationFrame(() => requestAnimationFrame(() => {
   window.reportReadyMs = performance.now();

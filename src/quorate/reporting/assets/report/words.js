@@ -72,8 +72,11 @@ function spoken(name) {
 
 /** Colours are Okabe and Ito's; their black is not to be seen on a dark ground. */
 function seen(colour) {
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches && !matchMedia("print").matches;
-  return dark && colour.toLowerCase() === "#000000" ? "#e6e9ed" : colour;
+  return onDark() && colour.toLowerCase() === "#000000" ? "#e6e9ed" : colour;
+}
+
+function onDark() {
+  return matchMedia("(prefers-color-scheme: dark)").matches && !matchMedia("print").matches;
 }
 
 function themed(name) {
