@@ -8,7 +8,7 @@ from quorate.latency import Latency
 from quorate.planning.regimes import find_regimes
 from quorate.planning.world import World
 
-_MOST_DRAWS = 500_000
+_MOST_DRAWS = 300_000
 _MOST_ROUNDS, _FEWEST_ROUNDS = 10_000, 1_000
 
 

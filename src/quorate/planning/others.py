@@ -14,7 +14,7 @@ from quorate.planning.world import World
 from quorate.policies import Async, Deadline, KBatchSync, Policy, SoftSync
 from quorate.training import train
 
-_TICKETS = 12_000  # of each simulation: a tenth of a second or two
+_TICKETS = 8_000  # of each simulation: a tenth of a second or two
 _FEWEST_UPDATES = 40
 
 
@@ -47,11 +47,13 @@ def estimate_others(world: World, effort: Effort, fewest_updates: float, quorum:
         (f"softsync {quorum}/{machines}", SoftSync(quorum)),
         (f"async {machines}", Async()),
     ]
-    return [_estimate(world, effort, fewest_updates, label, policy, seed) for label, policy in policies]
+    played = Played(world)
+    return [_estimate(played, effort, fewest_updates, label, policy, seed) for label, policy in policies]
 
 
-def _estimate(world: World, effort: Effort, fewest_updates: float, label: str, policy: Policy, seed: int) -> Estimate:
-    engine = Simulated(world.machines, Played(world), model_bytes=world.model_bytes)
+def _estimate(played: Played, effort: Effort, fewest_updates: float, label: str, policy: Policy, seed: int) -> Estimate:
+    world = played.world
+    engine = Simulated(world.machines, played, model_bytes=world.model_bytes)
     each = policy.begin(world.machines).per_update
     updates = max(_FEWEST_UPDATES, _TICKETS // max(each, 1 if policy.staleness_bound is None else world.machines))
     metrics = train(None, policy, engine, updates=updates, seed=seed, patience_s=math.inf).metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -21,10 +21,14 @@ class Played(Latency):
     form: ClassVar[str] = "world"
     example: ClassVar[str] = "world"
     world: World
+    rows: list[list[float]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", self.world.seconds.tolist())
 
     def sampler(self, seed: int, workers: int) -> Draw:
         assert workers == self.world.machines
-        rows = self.world.seconds.tolist()
+        rows = self.rows
         begins = [regime.start for regime in self.world.regimes]
         lengths = [regime.stop - regime.start for regime in self.world.regimes]
         until_s = np.cumsum([self.world.span_s[regime].sum() for regime in self.world.regimes]).tolist()
