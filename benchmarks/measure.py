@@ -1,7 +1,8 @@
 """python -m benchmarks.measure [--device cuda] [--quick] [--json]: what `quorate.measure` costs, and is it right?
 
-Cost: blocks of the same training loop with and without it take turns, in one process and in two under DDP (gloo); the
-figure is the median over pairs of blocks of the ratio of their times (CPU seconds; with a GPU, wall seconds).
+Cost: two equal training loops take turns, one of them measured, in one process and in two under DDP (gloo). Given are
+the median ratio of a block with it to its neighbour without, and the ratio of the first deciles: what else runs on a
+machine only ever adds time, so the quick blocks are those that it disturbed least.
 
 Right: two processes under DDP, the second with extra work in every step. What is measured stands beside the truth, the
 time that the same work takes in a loop which waits for the device before and after it, and averages gradients by hand.
@@ -18,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,46 +44,54 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class Loop:
+    """A plain training loop, as DDP scripts have it."""
+
+    def __init__(self, size: str, device: torch.device) -> None:
+        torch.manual_seed(0)
+        net = mlp(size).to(device)
+        self.model = DistributedDataParallel(net) if dist.is_initialized() else net
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self._x, self._y = torch.randn(16, 64, device=device), torch.randint(10, (16,), device=device)
+        self._device = device
+
+    def seconds(self, steps: int) -> float:
+        """A step's, over a block of them."""
+        wait(self._device)
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(self._x), self._y).backward()
+            self._optimizer.step()
+        wait(self._device)
+        return (time.perf_counter() - start) / steps
+
+
 def cost(size: str, device: torch.device, pairs: int, folder: Path) -> dict[str, Any]:
-    """Seconds with over seconds without, by blocks that take turns."""
-    clock = time.perf_counter if device.type == "cuda" else time.process_time  # the machine may be shared
-    torch.manual_seed(0)
-    plain = mlp(size).to(device)
-    model = DistributedDataParallel(plain) if dist.is_initialized() else plain
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x, y = torch.randn(16, 64, device=device), torch.randint(10, (16,), device=device)
+    """Two loops take turns, block by block; one is measured."""
+    plain, measured = Loop(size, device), Loop(size, device)
+    with quorate.measure(folder / "cost.csv", measured.model, overwrite=True):
+        first = max(plain.seconds(20), measured.seconds(20))
+        steps = max(4, min(100, int(0.03 / first)))
+        if dist.is_initialized():  # all must make the same number of steps
+            agreed = torch.tensor(steps)
+            dist.broadcast(agreed, 0)
+            steps = int(agreed)
+        without, with_it = [], []
+        for number in range(pairs):
+            for is_measured in (number % 2 == 0, number % 2 == 1):
+                (with_it if is_measured else without).append((measured if is_measured else plain).seconds(steps))
 
-    def block(steps: int, path: Path | None) -> float:
-        with nullcontext() if path is None else quorate.measure(path, model, overwrite=True):
-            wait(device)
-            start = clock()
-            for _ in range(steps):
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(x), y).backward()
-                optimizer.step()
-            wait(device)
-            return (clock() - start) / steps
+    def tenth(values: list[float]) -> float:
+        return sorted(values)[len(values) // 10]
 
-    block(20, None)
-    steps = max(40, min(1000, int(0.25 / block(20, None))))
-    if dist.is_initialized():  # all must make the same number of steps
-        agreed = torch.tensor(steps)
-        dist.broadcast(agreed, 0)
-        steps = int(agreed)
-    ratios, plain_s = [], []
-    for number in range(pairs):
-        seconds = {}
-        for measured in (number % 2 == 0, number % 2 == 1):
-            seconds[measured] = block(steps, folder / "cost.csv" if measured else None)
-        ratios.append(seconds[True] / seconds[False])
-        plain_s.append(seconds[False])
-    quarters = sorted(ratios)[pairs // 4], sorted(ratios)[-1 - pairs // 4]
     return {
         "parameters": size,
         "processes": dist.get_world_size() if dist.is_initialized() else 1,
-        "step_ms": 1e3 * median(plain_s),
-        "ratio": median(ratios),
-        "quartiles": quarters,
+        "step_ms": 1e3 * tenth(without),
+        "ratio": median(a / b for a, b in zip(with_it, without, strict=True)),
+        "undisturbed": tenth(with_it) / tenth(without),
+        "more_us": 1e6 * (tenth(with_it) - tenth(without)),
         "pairs": pairs,
         "steps": steps,
     }
@@ -195,7 +203,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    device, pairs = torch.device(arguments.device), 10 if arguments.quick else 80
+    device, pairs = torch.device(arguments.device), 40 if arguments.quick else 300
     if device.type == "cuda":
         device = torch.device("cuda", 0)
     if "BENCHMARK_RANK" in os.environ:
@@ -207,13 +215,13 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return
-    print(f"{'parameters':>10} {'processes':>9} {'step, ms':>9} {'with / without':>14}   middle half of {pairs} pairs")
+    print(f"with over without, {pairs} pairs of blocks")
+    print(f"{'parameters':>10} {'processes':>9} {'step, ms':>9} {'median':>8} {'undisturbed':>12} {'µs a step':>10}")
     for row in rows:
         if "ratio" in row:
-            low, high = row["quartiles"]
             print(
-                f"{row['parameters']:>10} {row['processes']:>9} {row['step_ms']:>9.3f} {row['ratio']:>14.4f}"
-                f"   {low:.4f} to {high:.4f}"
+                f"{row['parameters']:>10} {row['processes']:>9} {row['step_ms']:>9.3f} {row['ratio']:>8.4f}"
+                f" {row['undisturbed']:>12.4f} {row['more_us']:>10.1f}"
             )
     print("\nmedian ms of a step, of the first and the second process, which has the extra work")
     print(f"{'extra work':>10} {'measured':>20} {'truth':>20} {'whole step':>20}")

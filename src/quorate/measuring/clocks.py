@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -22,14 +23,18 @@ Spans = list[tuple[Any, Any]]
 class Clock(Protocol):
     """What the hooks ask of a clock."""
 
-    def now(self) -> Any:
-        """This moment."""
+    now: Callable[[], Any]
+    """This moment."""
 
-    def moved(self, moment: Any) -> Any:
-        """This moment again, for one that is no longer needed (or None)."""
+    @property
+    def forget(self) -> Callable[[Any], None] | None:
+        """What to do with a moment that is no longer needed; None: nothing."""
 
     def add(self, spans: Spans) -> None:
         """A step is over; no spans: it could not be measured."""
+
+    def add_one(self, start: Any, end: Any) -> None:
+        """A step of one span is over."""
 
     def finish(self) -> array[float]:
         """Seconds of every step, NaN where it could not be measured."""
@@ -38,17 +43,17 @@ class Clock(Protocol):
 class HostClock:
     """The clock of the process, right where work is done when the call returns."""
 
+    forget: None = None
+
     def __init__(self) -> None:
         self._seconds = array("d")
-
-    def now(self) -> float:
-        return perf_counter()
-
-    def moved(self, moment: float | None) -> float:
-        return perf_counter()
+        self.now: Callable[[], float] = perf_counter  # asked twice a step, and a step may be short
 
     def add(self, spans: Spans) -> None:
         self._seconds.append(sum(end - start for start, end in spans) if spans else math.nan)
+
+    def add_one(self, start: float, end: float) -> None:
+        self._seconds.append(end - start)
 
     def finish(self) -> array[float]:
         return self._seconds
@@ -62,15 +67,16 @@ class CudaClock:
         self._seconds = array("d")
         self._unread: deque[Spans] = deque()
         self._free: list[Any] = []  # events to use again
+        self.now: Callable[[], Any] = self._record
+        self.forget: Callable[[Any], None] = self._free.append
 
-    def now(self) -> Any:
-        return self.moved(None)
+    def _record(self) -> Any:
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
 
-    def moved(self, moment: Any) -> Any:
-        if moment is None:
-            moment = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        moment.record(torch.cuda.current_stream(self._device))
-        return moment
+    def add_one(self, start: Any, end: Any) -> None:
+        self.add([(start, end)])
 
     def add(self, spans: Spans) -> None:
         self._unread.append(spans)

@@ -6,7 +6,7 @@ parameters fire as autograd finishes each gradient, before DDP waits for its all
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from quorate.measuring.clocks import Clock, Spans
 
@@ -37,11 +37,12 @@ class StepHooks:
         self._wrappers = [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
         self._ours: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()  # does it step the model's parameters?
         self._leader: Optimizer | None = None  # the one that made the last step
-        self._in_step: dict[Optimizer, bool] = {}  # inside its step -> whether that closed the step before
+        self._in_step: dict[Optimizer, Any] = {}  # inside a step that began without gradients -> its hook
         self._steps = 0
         self._learn_until = _LEARNING_STEPS
-        self._ever_last: set[int] = set()  # places in model.parameters()
-        self._last: int | None = None
+        self._listen_next = 1  # after so many steps other parameters are listened to
+        self._ever_last: set[int | None] = set()  # places in model.parameters()
+        self._last: int | None = None  # of the gradients since the last step
         self._spans: Spans = []
         self._start: Any = None  # of the span that is open
         self._end: Any = None  # the last gradient so far of the span that is open
@@ -51,10 +52,7 @@ class StepHooks:
         self._parameter_hooks: list[Any] = []
 
     def attach(self) -> None:
-        self._other_hooks = [
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
-        ]
+        self._other_hooks = [register_optimizer_step_pre_hook(self._before_optimizer)]
         for wrapper in self._wrappers:
             # Before each forward DDP sends process 0's buffers (BatchNorm) to all, and so all wait for process 0.
             if wrapper.broadcast_buffers and any(True for _ in wrapper.module.buffers()):
@@ -64,7 +62,7 @@ class StepHooks:
         self._start = self._clock.now()
 
     def detach(self) -> None:
-        for handle in (*self._other_hooks, *self._parameter_hooks):
+        for handle in (*self._other_hooks, *self._parameter_hooks, *self._in_step.values()):
             handle.remove()
         self._other_hooks, self._parameter_hooks = [], []
         self._in_step.clear()
@@ -72,9 +70,9 @@ class StepHooks:
     # ------------------------------------------------------------ gradients
 
     def _listen_to_all(self) -> None:
-        self._listen(set(range(len(list(self._model.parameters())))))
+        self._listen(range(len(list(self._model.parameters()))))
 
-    def _listen(self, places: set[int]) -> None:
+    def _listen(self, places: Container[int | None]) -> None:
         for handle in self._parameter_hooks:
             handle.remove()
         self._parameter_hooks = [
@@ -84,11 +82,13 @@ class StepHooks:
         ]
 
     def _hook(self, place: int) -> Callable[[Any], None]:
-        moved, wrappers = self._clock.moved, self._wrappers
+        now, forget, wrappers = self._clock.now, self._clock.forget, self._wrappers
 
         def gradient_is_ready(_parameter: Any) -> None:
+            if forget is not None and self._end is not None:
+                forget(self._end)
+            self._end = now()
             self._last = place
-            self._end = moved(self._end)
             if wrappers and not self._waiting and any(one.require_backward_grad_sync for one in wrappers):
                 self._waiting = True
                 _at_end_of_backward(self._backward_is_over)
@@ -142,49 +142,62 @@ class StepHooks:
     # ------------------------------------------------------------ steps
 
     def _before_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
-        ours = self._ours.get(optimizer)
-        if ours is None:
-            ours = self._ours[optimizer] = self._steps_our_parameters(optimizer)
-        if ours:
-            self._in_step[optimizer] = self._step_is_over(optimizer)
+        if optimizer is not self._leader and not self._steps_our_parameters(optimizer):
+            return
+        if self._last is not None:
+            self._step_is_over(optimizer)
+        elif optimizer not in self._in_step:
+            self._in_step[optimizer] = optimizer.register_step_post_hook(self._after_optimizer)
 
     def _after_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
-        closed_one = self._in_step.pop(optimizer, True)
-        # A closure (LBFGS) computes its gradients inside the optimizer's step, so they are there only now.
-        if not closed_one and not self._step_is_over(optimizer) and self._leader in (None, optimizer):
+        self._in_step.pop(optimizer).remove()
+        if self._last is not None:  # a closure (LBFGS) computes its gradients inside the optimizer's step
+            self._step_is_over(optimizer)
+        elif self._leader in (None, optimizer):  # otherwise it is the second optimizer of one step
             self._step_was_missed()
 
     def _steps_our_parameters(self, optimizer: Optimizer) -> bool:
-        ours = {id(parameter) for parameter in self._model.parameters()}
-        return any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
+        known = self._ours.get(optimizer)
+        if known is None:
+            ours = {id(parameter) for parameter in self._model.parameters()}
+            known = any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"])
+            self._ours[optimizer] = known
+        return known
 
-    def _step_is_over(self, optimizer: Optimizer) -> bool:
-        """Close the step if gradients were seen since the last one; a second optimizer of a step finds none."""
-        if self._last is None:
-            return False
-        self._close_span()
-        self._waiting = False  # a backward that failed left it set
+    def _step_is_over(self, optimizer: Optimizer) -> None:
+        """Gradients are there: what they took is a step."""
         self._leader = optimizer
-        self._ever_last.add(self._last)
-        self._next_step()
+        self._waiting = False  # a backward that failed left it set
+        if self._spans:
+            self._close_span()
+            self._clock.add(self._spans)
+            self._spans = []
+        else:
+            self._clock.add_one(self._start, self._end)
+            self._start, self._end = self._clock.now(), None
+        self._steps += 1
+        if self._last not in self._ever_last:
+            self._ever_last.add(self._last)
+        self._last = None
+        if self._steps == self._listen_next:
+            self._listen_anew()
+
+    def _listen_anew(self) -> None:
         if self._steps == self._learn_until:
-            self._learn_until = self._steps + _LEARN_AGAIN_EVERY
             self._listen(self._ever_last)
-        elif self._steps in (1, self._learn_until - 1):  # lazy parameters exist after the first step
-            self._listen_to_all()
-        return True
+            self._learn_until += _LEARN_AGAIN_EVERY
+            self._listen_next = self._learn_until - 1
+        else:
+            self._listen_to_all()  # again after the first step, since lazy parameters exist then
+            self._listen_next = self._learn_until
 
     def _step_was_missed(self) -> None:
         """None of the parameters listened to got a gradient: the step is left out, and all are listened to again."""
+        self._clock.add([])
         self._spans, self._start = [], self._clock.now()
-        self._next_step()
-        self._learn_until = self._steps + _LEARNING_STEPS
-        self._listen_to_all()
-
-    def _next_step(self) -> None:
-        self._clock.add(self._spans)
         self._steps += 1
-        self._spans, self._last = [], None
+        self._learn_until = self._listen_next = self._steps + _LEARNING_STEPS
+        self._listen_to_all()
 
 
 def _can_be_heard(parameter: Any) -> bool:
