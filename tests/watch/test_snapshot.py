@@ -100,7 +100,7 @@ def test_the_snapshot_does_not_grow_with_the_run_nor_much_with_the_workers(tmp_p
 
 def test_long_names_and_many_measures_and_reasons_are_cut(trace: GrowingTrace) -> None:
     metrics = LiveMetrics()
-    begin(metrics, task="x" * 10**6, updates=None, until="accuracy>=0.9")
+    begin(metrics, task="x" * 10**6, updates=None, until="accuracy>=0.9", seed=["x" * 10**6])
     round_of(metrics, 0)
     metrics.evaluated(1.0, 1, {f"measure {number}": 1.0 for number in range(1000)})
     for number in range(1000):

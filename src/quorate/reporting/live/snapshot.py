@@ -63,9 +63,9 @@ def _run(header: dict[str, Any]) -> dict[str, Any]:
         "engine": _text(engine.get("name")),
         "latency": _text(engine.get("latency")),
         "real": "name" not in engine or seconds_are(header) == REAL,
-        "workers": header.get("workers"),
-        "seed": header.get("seed"),
-        "epochs": header.get("epochs"),
+        "workers": _number(header.get("workers")),
+        "seed": _number(header.get("seed")),
+        "epochs": _number(header.get("epochs")),
         "until": _text(header.get("until")),
     }
 
@@ -79,6 +79,11 @@ def policy_text(policy: dict[str, Any], workers: Any) -> str:
         if policy.get(option) is not None:
             return f"{name} {policy[option]}/{workers}"
     return f"{name} {workers}"
+
+
+def _number(value: object) -> int | float | None:
+    """A number of a header; None where somebody wrote another thing."""
+    return value if isinstance(value, int | float) and abs(value) < 1e15 else None
 
 
 def _text(value: object) -> str | None:

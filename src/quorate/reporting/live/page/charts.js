@@ -59,6 +59,8 @@ class Chart {
     if (kind === "band") {
       series.push({ stroke: "transparent", points: { show: false } }, { stroke: "transparent", points: { show: false } });
       bands.push({ series: [3, 2], fill: `${of(colour)}33` });
+    } else if (kind === "steps") {
+      series[1] = { ...line, paths: uPlot.paths.stepped({ align: 1 }) };
     } else if (kind === "bars") {
       series[1] = { ...line, width: 0, fill: of(colour), points: { show: false }, paths: uPlot.paths.bars({ size: [0.7, 40] }) };
     }

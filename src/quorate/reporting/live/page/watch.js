@@ -94,7 +94,7 @@ function showState(state) {
   const details = [
     `${texts.count(run.workers)} ${run.real ? "" : "simulated "}workers${run.real && run.engine ? ` (${run.engine})` : ""}`,
     run.latency ? `latency ${run.latency}` : null,
-    `seed ${run.seed}`,
+    run.seed === null ? null : `seed ${run.seed}`,
     run.real ? "real seconds" : "virtual seconds",
   ];
   setText(at("subtitle"), details.filter(Boolean).join(" · "));
@@ -167,8 +167,10 @@ function showCharts(state) {
   showChart("staleness", [shares.map((_, index) => index * width), shares], () => (
     { title: "Staleness of applied gradients", xLabel: "versions behind", xText, yText: (share) => texts.percent(share, 0),
       kind: "bars", colour: "second", whole: true }));
-  showChart("quorum", [state.quorum.curve.time, state.quorum.curve.mean], () => (
-    { ...common, title: "Quorum chosen", kind: "line", yText: texts.tick, colour: "late" }));
+  const { time, mean } = state.quorum.curve;
+  const still = time.length ? [[...time, Math.max(state.seconds, time[time.length - 1])], [...mean, state.quorum.last]] : [[], []];
+  showChart("quorum", still, () => (
+    { ...common, title: "Quorum chosen", kind: "steps", yText: texts.tick, colour: "late" }));
 }
 
 // ---------------------------------------------------------------- tables
