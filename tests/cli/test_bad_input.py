@@ -19,8 +19,32 @@ CASES = {
         ["simulate", "--workers", "6+2", "--policy", "deadline", "--minimum", "7"],
         "minimum is 7, but the quorum is 6; lower",
     ),
-    "policy": (["simulate", "--policy", "magic"], "policy 'magic' is not known; choose one of: async, backup"),
-    "policies": (["compare", "--policies", "async,magic"], "policy 'magic' is not known; choose one of: async, backup"),
+    "policy": (
+        ["simulate", "--policy", "magic"],
+        "policy 'magic' is not known; choose one of: adaptive, async, backup",
+    ),
+    "least above workers": (
+        ["simulate", "--workers", "3+1", "--policy", "adaptive", "--least", "5"],
+        "least is 5, but the run has 4 workers; lower it or add workers",
+    ),
+    "least of none": (["simulate", "--policy", "adaptive", "--least", "0"], "least is 0, but it must be at least 1"),
+    "explores too much": (
+        ["simulate", "--policy", "adaptive", "--explore", "0.9"],
+        "explore is 0.9, but it is a share of the progress, between 0 and 0.5",
+    ),
+    "negative noise": (
+        ["simulate", "--policy", "adaptive", "--noise-scale", "-1"],
+        "noise_scale is -1.0, but it is a number of samples; leave it out to learn it",
+    ),
+    "quorum learned and given": (
+        ["simulate", "--policy", "adaptive", "--k", "3"],
+        "--k 3 does not fit policy 'adaptive'; it is for k-batch, and adaptive takes --noise-scale, --least, --explore",
+    ),
+    "change without a model": (["simulate", "--latency", "constant:1->60"], "lacks a time or a model between two '->'"),
+    "policies": (
+        ["compare", "--policies", "async,magic"],
+        "policy 'magic' is not known; choose one of: adaptive, async, backup",
+    ),
     "policies twice": (["compare", "--policies", "async,async"], "names async twice"),
     "no policies": (["compare", "--policies", ","], "at least one, e.g. full-sync,backup"),
     "task": (["simulate", "--task", "magic"], "task 'magic' is not known; choose one of: digits, file.py:Class"),

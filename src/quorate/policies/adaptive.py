@@ -29,7 +29,7 @@ DECIDE_EVERY = 8  # rounds between two looks at whether another quorum is better
 MARGIN = 0.01  # by how much another quorum must be better
 DWELL_ROUNDS = 4  # how long a choice stands at least; before a higher one, times (1 + switches)²
 LONGEST_WAIT = 4.0  # rounds that a look may last
-TEST_EVERY = 4  # rounds between two looks at whether the cluster has changed
+TEST_EVERY = 8  # rounds between two looks at whether the cluster has changed
 QUICK_ROUNDS, RECENT_ROUNDS = 8, 24  # that are held against those before, to see whether the cluster has changed
 
 
@@ -320,12 +320,12 @@ class AdaptiveBackup(RoundPolicy):
         """What the next round waits for: the quorum, or what comes after it for as long as that may be worth it."""
         place = self._place
         ordinary = place, place, None
-        if place == self._top or self._since_look + 1 < self._look_every or not self._rate:
+        if place == self._top or self._since_look + 1 < LOOK_EVERY or not self._rate:
             return ordinary
         turn = self._looks + 1
         target = min(self._top, place + (turn & -turn))  # one further, every other time two, then four …
         worth = self._gain(target) - self._gain(place)
-        if self._credit < worth:
+        if self._credit < worth or self._since_look + 1 < self._look_every:
             return ordinary
         self._looks = turn
         wait_s = patience(*excess(self._rounds, place, target), worth / self._rate)
