@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quorate.engines.local import crew, pool
-from quorate.engines.local.limits import AnswerTimes, Limits
+from quorate.engines.local.silence import AnswerTimes, SilenceLimits
 from tests.local.warm import WARM
 
 
@@ -18,7 +18,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that does not answer is given up in a fraction of a second, instead of after a minute."""
-    monkeypatch.setattr(AnswerTimes, "limits", lambda *_: Limits(stopped=0.3, silent=0.5, hanging=0.9))
+    monkeypatch.setattr(AnswerTimes, "limits", lambda *_: SilenceLimits(stopped=0.3, silent=0.5, hanging=0.9))
 
 
 @pytest.fixture

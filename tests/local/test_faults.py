@@ -16,7 +16,7 @@ import pytest
 import quorate
 from quorate import coordinator
 from quorate.engines.local import pool
-from quorate.engines.local.limits import AnswerTimes, Limits
+from quorate.engines.local.silence import AnswerTimes, SilenceLimits
 from quorate.events import Arrived, Event, Ticket, WorkerJoined
 from tests.local.checking import EPOCHS, Watch, resume, train, versions_saved
 from tests.local.tasks import Disturbed, Mark, Mishap
@@ -230,7 +230,7 @@ def test_a_worker_that_hangs_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, what: str, limit: str
 ) -> None:
     """Each is found out by the limit that is meant for it; the others are far away."""
-    limits = Limits(100.0, 100.0, 100.0)._replace(**{limit: 0.4})
+    limits = SilenceLimits(100.0, 100.0, 100.0)._replace(**{limit: 0.4})
     limits = limits._replace(stopped=min(limits))  # it is the first to be looked at
     monkeypatch.setattr(AnswerTimes, "limits", lambda *_: limits)
     watch, mark = Watch(), tmp_path / "mark"
@@ -243,14 +243,14 @@ def test_a_worker_that_hangs_is_replaced(
 @pytest.mark.usefixtures("quick_returns")
 @pytest.mark.parametrize("what", ["sleep", "stop"])
 def test_a_batch_that_always_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setattr(AnswerTimes, "limits", lambda *_: Limits(0.1, 0.1, 0.3))
+    monkeypatch.setattr(AnswerTimes, "limits", lambda *_: SilenceLimits(0.1, 0.1, 0.3))
     with pytest.raises(quorate.WorkerFailed, match=r"8 workers died at batch \d+"):
         quorate.train(Disturbed(Mishap("forward", what)), quorate.FullSync(), quorate.Local(2), epochs=1)
 
 
 @pytest.mark.usefixtures("quick_returns")
 def test_a_batch_that_always_hangs_is_not_called_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AnswerTimes, "limits", lambda *_: Limits(0.1, 0.1, 0.3))
+    monkeypatch.setattr(AnswerTimes, "limits", lambda *_: SilenceLimits(0.1, 0.1, 0.3))
     message = ""
     try:
         quorate.train(Disturbed(Mishap("forward", "stop")), quorate.FullSync(), quorate.Local(2), epochs=1)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from time import monotonic, monotonic_ns
 
 from quorate.engines.local import messages
-from quorate.engines.local.limits import AnswerTimes
 from quorate.engines.local.memory import Control
 from quorate.engines.local.messages import Failed
 from quorate.engines.local.pool import Pool, how_it_ended, kill, process_state
+from quorate.engines.local.silence import AnswerTimes
 from quorate.engines.local.store import Block
 from quorate.engines.local.worker import STAGES, STARTING
 from quorate.errors import BadInput, WorkerFailed

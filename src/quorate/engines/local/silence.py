@@ -9,7 +9,7 @@ _REMEMBERED = 256  # answers
 _BEFORE_ANY_S = 3.0  # what an answer is taken to take before there was one
 
 
-class Limits(NamedTuple):
+class SilenceLimits(NamedTuple):
     """Seconds without an answer after which a worker counts as lost, by what the system says that it does."""
 
     stopped: float  # somebody stopped it (SIGSTOP); it will not answer before it is continued
@@ -33,11 +33,11 @@ class AnswerTimes:
         elif leaving == self._slowest:
             self._slowest = max(recent)
 
-    def limits(self, warm: bool = True) -> Limits:
+    def limits(self, warm: bool = True) -> SilenceLimits:
         """A multiple of the slowest recent answer; the constants are for a machine that is busy with other things.
 
         A worker that is not warm, because its first answer is yet to come, has more to do: compile, load, initialise.
         """
         slowest = self._slowest
         usual = slowest if warm else max(slowest, _BEFORE_ANY_S)
-        return Limits(0.25 + 3 * slowest, 10 + 50 * usual, 60 + 200 * usual)
+        return SilenceLimits(0.25 + 3 * slowest, 10 + 50 * usual, 60 + 200 * usual)
