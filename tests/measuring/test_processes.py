@@ -34,7 +34,7 @@ def test_the_fast_ones_are_not_charged_for_the_slow_one(name: str, ran: Ran) -> 
     found = {worker: median(row[worker] for row in times.values()) for worker in range(PROCESSES)}
     slow = found.pop(CASES[name])
     assert slow >= SLOW_S
-    assert max(found.values()) < 0.8 * slow
+    assert max(found.values()) < 0.5 * slow  # most of the waiting, were it in, is two thirds
 
 
 def test_a_failing_process_leaves_a_part_of_every_worker(ran: Ran) -> None:
