@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from quorate.errors import BadInput, check_at_least, unknown_name
 from quorate.policies import POLICIES, Policy, make_policy
+from quorate.reporting.comparison import policy_label
 
 DEFAULT_BOUND, DEFAULT_DELAY = 3, 1
 
@@ -81,13 +82,7 @@ def choose_policies(names: str, workers: Workers, given: dict[str, Any]) -> list
 
 def label(policy: Policy, workers: int) -> str:
     """A policy with its numbers, as a table or a legend shows it."""
-    options = policy.options()
-    if policy.name == "backup":
-        return f"backup {options['quorum']}+{options['backups']}"
-    for option in ("gradients", "k", "quorum"):
-        if options.get(option) is not None:
-            return f"{policy.name} {options[option]}/{workers}"
-    return f"{policy.name} {workers}"
+    return policy_label({**policy.options(), "name": policy.name}, workers)
 
 
 def check_name(name: str) -> None:

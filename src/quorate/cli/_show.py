@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from typing import TYPE_CHECKING, Any
 
 from quorate.reporting.comparison import REAL, VIRTUAL, seconds_are
+from quorate.reporting.plain import finite
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,17 +17,7 @@ if TYPE_CHECKING:
 
 def print_json(value: Any) -> None:
     """One JSON object and nothing else. NaN and Inf, which JSON has not, become null."""
-    sys.stdout.write(json.dumps(_finite(value), indent=2, allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+    sys.stdout.write(json.dumps(finite(value), indent=2, allow_nan=False) + "\n")
 
 
 def console(width: int | None = None) -> Console:
@@ -76,6 +66,8 @@ def _lines(result: Result) -> list[tuple[str, str]]:
         ("samples", f"{samples['applied']:,} applied, {samples['distinct']:,} distinct"),
         ("staleness", f"mean {summary['staleness']['mean']:.2f}, max {summary['staleness']['max']}"),
     ]
+    if summary.get("choices") is not None:
+        lines.append(("quorum", f"{summary['choices']['made']:,} choices; the last: {summary['choices']['last']}"))
     time = work["compute"] + work["idle"]
     if time > 0:
         wasted, idle = work["wasted"] / time, work["idle"] / time

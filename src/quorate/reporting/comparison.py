@@ -21,6 +21,16 @@ def seconds_are(header: dict[str, Any]) -> str:
     return VIRTUAL if header["engine"]["name"] == "simulated" else REAL
 
 
+def policy_label(policy: dict[str, Any], workers: int) -> str:
+    """A policy with its numbers, as a table or a legend shows it; `policy` is what a trace's header says of it."""
+    if policy["name"] == "backup":
+        return f"backup {policy['quorum']}+{policy['backups']}"
+    for option in ("gradients", "k", "quorum"):
+        if policy.get(option) is not None:
+            return f"{policy['name']} {policy[option]}/{workers}"
+    return f"{policy['name']} {workers}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One run of a comparison."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quorate.errors import BadInput
 from quorate.metrics import Curve
 from quorate.reporting.comparison import VIRTUAL, Outcome, make_rows, measure_of, seconds_are
+from quorate.reporting.plain import finite
 from quorate.reporting.report.gathering import Gathered
 from quorate.reporting.report.looks import colours, labels
 from quorate.reporting.report.slowness import MOST_SHOWN, worker_rows
@@ -218,14 +218,3 @@ def _absent(run: Gathered, learned: bool, has_rounds: bool) -> dict[str, str]:
             else "the trace does not say where the seconds of a ticket went"
         )
     return why
-
-
-def finite(value: Any) -> Any:
-    """The same without NaN and Inf, which JSON has not: they become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value

@@ -6,19 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from quorate.reporting.comparison import policy_label
 from quorate.reporting.figures import COLOURS
 from quorate.trace import TRACE_FILE
-
-
-def policy_label(header: dict[str, Any]) -> str:
-    """A policy with its numbers, from the header of a trace."""
-    policy, workers = header["policy"], header["workers"]
-    if policy["name"] == "backup":
-        return f"backup {policy['quorum']}+{policy['backups']}"
-    for option in ("gradients", "k", "quorum"):
-        if policy.get(option) is not None:
-            return f"{policy['name']} {policy[option]}/{workers}"
-    return f"{policy['name']} {workers}"
 
 
 def run_folder(path: Path) -> Path:
@@ -28,7 +18,7 @@ def run_folder(path: Path) -> Path:
 
 def labels(headers: Sequence[dict[str, Any]], paths: Sequence[Path]) -> list[str]:
     """One a run, no two alike: the policy, and where that is not enough the folder, and then all of its path."""
-    plain = [policy_label(header) for header in headers]
+    plain = [policy_label(header["policy"], header["workers"]) for header in headers]
     folders = [run_folder(path) for path in paths]
     short = [f"{label} ({folder.resolve().name})" for label, folder in zip(plain, folders, strict=True)]
     long = [f"{label} ({path})" for label, path in zip(plain, paths, strict=True)]
