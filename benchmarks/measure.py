@@ -2,7 +2,7 @@
 
 Cost: two equal training loops take turns, one of them measured, in one process and in two under DDP (gloo). Given are
 the median ratio of a block with it to its neighbour without, and the ratio of the first deciles: what else runs on a
-machine only ever adds time, so the quick blocks are those that it disturbed least.
+machine only ever adds time, so the quick blocks are those that it disturbed least. CPU seconds; on a GPU wall seconds.
 
 Right: two processes under DDP, the second with extra work in every step. What is measured stands beside the truth, the
 time that the same work takes in a loop which waits for the device before and after it, and averages gradients by hand.
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -57,36 +58,42 @@ class Loop:
 
     def seconds(self, steps: int) -> float:
         """A step's, over a block of them."""
+        clock = time.perf_counter if self._device.type == "cuda" else time.process_time
         wait(self._device)
-        start = time.perf_counter()
+        start = clock()
         for _ in range(steps):
             self._optimizer.zero_grad()
             nn.functional.cross_entropy(self.model(self._x), self._y).backward()
             self._optimizer.step()
         wait(self._device)
-        return (time.perf_counter() - start) / steps
+        return (clock() - start) / steps
 
 
-def cost(size: str, device: torch.device, pairs: int, folder: Path) -> dict[str, Any]:
-    """Two loops take turns, block by block; one is measured."""
-    plain, measured = Loop(size, device), Loop(size, device)
-    with quorate.measure(folder / "cost.csv", measured.model, overwrite=True):
-        first = max(plain.seconds(20), measured.seconds(20))
-        steps = max(4, min(100, int(0.03 / first)))
-        if dist.is_initialized():  # all must make the same number of steps
-            agreed = torch.tensor(steps)
-            dist.broadcast(agreed, 0)
-            steps = int(agreed)
-        without, with_it = [], []
-        for number in range(pairs):
-            for is_measured in (number % 2 == 0, number % 2 == 1):
-                (with_it if is_measured else without).append((measured if is_measured else plain).seconds(steps))
+def cost(size: str, device: torch.device, pairs: int, folder: Path, control: bool = False) -> dict[str, Any]:
+    """Two loops take turns, block by block; first one of them is measured, then the other (as a control: neither)."""
+    loops = Loop(size, device), Loop(size, device)
+    first = max(loop.seconds(20) for loop in loops)
+    steps = max(4, min(100, int(0.03 / first)))
+    if dist.is_initialized():  # all must make the same number of steps
+        agreed = torch.tensor(steps)
+        dist.broadcast(agreed, 0)
+        steps = int(agreed)
+    without: list[float] = []
+    with_it: list[float] = []
+    for half in range(2):
+        measured, plain = loops[half], loops[1 - half]
+        with nullcontext() if control else quorate.measure(folder / "cost.csv", measured.model, overwrite=True):
+            measured.seconds(20)  # by then it is known which gradient is the last
+            for number in range(pairs // 2):
+                for is_measured in (number % 2 == 0, number % 2 == 1):
+                    (with_it if is_measured else without).append((measured if is_measured else plain).seconds(steps))
 
     def tenth(values: list[float]) -> float:
         return sorted(values)[len(values) // 10]
 
     return {
         "parameters": size,
+        "control": control,
         "processes": dist.get_world_size() if dist.is_initialized() else 1,
         "step_ms": 1e3 * tenth(without),
         "ratio": median(a / b for a, b in zip(with_it, without, strict=True)),
@@ -189,7 +196,7 @@ def as_one_of_two(arguments: argparse.Namespace, folder: Path, device: torch.dev
     rank = int(os.environ["BENCHMARK_RANK"])
     store = dist.FileStore(str(folder / "store"), 2)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    rows = [cost(size, device, pairs, folder) for size in WIDTHS]
+    rows = [cost(size, device, pairs, folder, control) for size in WIDTHS for control in (False, True)]
     rows += [right(kind, device, 12 if arguments.quick else 40, folder) for kind in EXTRA]
     dist.destroy_process_group()
     if rank == 0:
@@ -210,7 +217,7 @@ def main() -> None:
         as_one_of_two(arguments, Path(os.environ["BENCHMARK_FOLDER"]), device, pairs)
         return
     with tempfile.TemporaryDirectory() as folder:
-        rows = [cost(size, device, pairs, Path(folder)) for size in WIDTHS]
+        rows = [cost(size, device, pairs, Path(folder), control) for size in WIDTHS for control in (False, True)]
         rows += in_two_processes(arguments, Path(folder))
     if arguments.json:
         print(json.dumps(rows, indent=2))
@@ -221,7 +228,7 @@ def main() -> None:
         if "ratio" in row:
             print(
                 f"{row['parameters']:>10} {row['processes']:>9} {row['step_ms']:>9.3f} {row['ratio']:>8.4f}"
-                f" {row['undisturbed']:>12.4f} {row['more_us']:>10.1f}"
+                f" {row['undisturbed']:>12.4f} {row['more_us']:>10.1f}{'   control: none measured' * row['control']}"
             )
     print("\nmedian ms of a step, of the first and the second process, which has the extra work")
     print(f"{'extra work':>10} {'measured':>20} {'truth':>20} {'whole step':>20}")

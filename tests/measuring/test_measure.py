@@ -391,6 +391,8 @@ class FakeEvent:
 def test_events_of_a_gpu_are_read_when_they_are_over_and_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: None)
+    capturing = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     FakeEvent.over, FakeEvent.made, CountingClock.time = -1.0, 0, 0.0
     clock = clocks.clock_for(torch.device("cuda", 0))
     for step in range(1000):
@@ -402,7 +404,10 @@ def test_events_of_a_gpu_are_read_when_they_are_over_and_used_again(monkeypatch:
         clock.add_one(start, clock.now())
         FakeEvent.over = CountingClock.time if step % 50 == 0 else FakeEvent.over
     clock.add([])
+    capturing[0] = True  # a CUDA graph
+    clock.add_one(clock.now(), clock.now())
     assert FakeEvent.made < 250
     found = clock.finish()
     assert list(found)[:1000] == pytest.approx([1.0 + step for step in range(1000)])
-    assert math.isnan(found[1000])
+    assert math.isnan(found[1000]) and math.isnan(found[1001])
+    assert len(found) == 1002

@@ -68,9 +68,11 @@ class CudaClock:
         self._unread: deque[Spans] = deque()
         self._free: list[Any] = []  # events to use again
         self.now: Callable[[], Any] = self._record
-        self.forget: Callable[[Any], None] = self._free.append
+        self.forget: Callable[[Any], None] = self._free.append  # of what `now` gave
 
     def _record(self) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            return None  # a graph is being captured: the step is not run, and timed events would break the capture
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
@@ -80,22 +82,29 @@ class CudaClock:
 
     def add(self, spans: Spans) -> None:
         self._unread.append(spans)
-        while len(self._unread) > _READ_FROM and all(end.query() for _, end in self._unread[0]):
+        while len(self._unread) > _READ_FROM and all(one.query() for one in _events(self._unread[0])):
             self._read()
 
     def finish(self) -> array[float]:
         while self._unread:
-            for _, end in self._unread[0]:
-                end.synchronize()
+            for event in _events(self._unread[0]):
+                event.synchronize()
             self._read()
         return self._seconds
 
     def _read(self) -> None:
         spans = self._unread.popleft()
-        milliseconds = sum(start.elapsed_time(end) for start, end in spans)
-        self._seconds.append(milliseconds / 1e3 if spans else math.nan)
-        for span in spans:
-            self._free.extend(span)
+        events = _events(spans)
+        if spans and len(events) == 2 * len(spans):
+            self._seconds.append(sum(start.elapsed_time(end) for start, end in spans) / 1e3)
+        else:
+            self._seconds.append(math.nan)
+        self._free.extend(events)
+
+
+def _events(spans: Spans) -> list[Any]:
+    """Those that were recorded; both ends, since streams may be different ones."""
+    return [event for span in spans for event in span if event is not None]
 
 
 def clock_for(device: torch.device) -> Clock:
