@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.latency import Pareto, order_statistic_mean
+from quorate.latency import Lognormal, Pareto, order_statistic_mean
 from quorate.ledger import Ledger
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "theory.md").read_text(encoding="utf-8")
@@ -52,6 +52,13 @@ def test_numbers_in_the_text() -> None:
     assert formulas.slow_share_without_ledger(8, 6, 0.2) == pytest.approx(0.045, abs=5e-4)
     assert formulas.delay_limit(0) == pytest.approx(2.0)
     assert formulas.delay_limit(1000) == pytest.approx(torch.pi / 2000, rel=1e-3)
+    for sigma, low in ((0.2, 0.01), (0.5, 0.045), (1.0, 0.18)):  # the lognormal approximation
+        off = [
+            1 - formulas.kth_of_lognormal(1, sigma, n, k) / order_statistic_mean(Lognormal(1, sigma), n, k)
+            for n, k in ((8, 8), (8, 6), (100, 96), (100, 100))
+        ]
+        assert 0.4 * low < max(off) < low
+        assert min(off) > 0
     alpha = 0.4  # one backup more than 1/α − 1 = 1.5
     assert [order_statistic_mean(Pareto(1, alpha), 10, 10 - b) < float("inf") for b in range(4)] == [
         False,
