@@ -217,12 +217,12 @@ def noise_scale_from_norms(noise_scale: float, batch: int, quorum: int) -> float
 
 def largest_stable_step(delay: int) -> float:
     """The step at which gradients `delay` versions old begin to make θ grow, by halving an interval."""
-    low, high = 0.0, 2.5
+    low, high = 0.0, 1.0
     for _ in range(7):
         eta = (low + high) / 2
-        task = Quadratic(eta, torch.zeros(1000, 1))
+        task = Quadratic(eta, torch.zeros(600, 1))
         try:
-            found = gradient_sq(task, quorate.Delayed(delay), 1, 1000)
+            found = gradient_sq(task, quorate.Delayed(delay), 1, 600)
             grows = not max(found[-100:]) < max(found[50:150])
         except quorate.Diverged:
             grows = True
