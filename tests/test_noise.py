@@ -130,19 +130,19 @@ def test_engines_measure_the_right_noise(name: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(_together, "_MEASURE_EVERY", EVERY)
     make, policy, arithmetic = ENGINES[name]
     task = Regression()
-    quorate.train(task, policy, make(), updates=1600, evaluate_every=10_000, out=tmp_path / "run")
+    quorate.train(task, policy, make(), updates=2400, evaluate_every=10_000, out=tmp_path / "run")
     records = list(read_trace(tmp_path / "run"))
     assert records[0]["engine"]["arithmetic"] == arithmetic
     applied = [record for record in records if record["event"] == "apply"]
     with_norms = [record for record in applied if "norms" in record]
-    assert [one["version"] - 1 for one in with_norms] == [version for version in range(1600) if is_measured(version)]
+    assert [one["version"] - 1 for one in with_norms] == [version for version in range(2400) if is_measured(version)]
     found = [signal_and_noise(Norms(*record["norms"])) for record in with_norms]
     for estimates, truth in zip(zip(*found, strict=True), (task.signal, task.noise), strict=True):
         error = stdev(estimates) / len(estimates) ** 0.5
         assert abs(fmean(estimates) - truth) < 4 * error
-        assert error < 0.35 * truth
+        assert error < 0.4 * truth
     known = [record["noise_scale"] for record in with_norms if record["noise_scale"] is not None]
-    assert len(known) > 150 and all(value >= 0 for value in known)
+    assert len(known) > 120 and all(value >= 0 for value in known)
     assert "noise_scale" not in applied[5]
 
 
@@ -223,8 +223,8 @@ def test_a_trace_of_schema_1_is_replayed(gradients: bool, tmp_path: Path) -> Non
 
 def test_a_resumed_run_goes_on_with_what_it_knew(tmp_path: Path) -> None:
     """The whole trace replays as one run, and a replay knows all norms: so the resumed one must have known them too."""
-    quorate.train(Toy(), quorate.FullSync(), quorate.Local(2), updates=20, out=tmp_path / "run")
-    quorate.resume(tmp_path / "run", Toy(), updates=40)
+    quorate.train(Toy(), quorate.FullSync(), quorate.Local(2), updates=30, out=tmp_path / "run")
+    quorate.resume(tmp_path / "run", Toy(), updates=80)
     applied = [record for record in read_trace(tmp_path / "run") if "norms" in record]
-    assert {record["version"] > 20 for record in applied} == {True, False}
+    assert {record["version"] > 30 for record in applied} == {True, False}
     assert quorate.replay(tmp_path / "run", Toy()).result.digest is not None

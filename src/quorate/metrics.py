@@ -130,6 +130,8 @@ class Metrics(Recorder):
         self.loss = Curve()
         self.last_loss: float | None = None
         self.evaluations: list[Evaluation] = []
+        self.choices_made = 0  # by a policy that chooses its quorum
+        self.last_choice: tuple[int, str] | None = None  # quorum, reason
         self.digest: str | None = None
         self._seconds: dict[int, float] = {}  # arrived ticket, not yet ended -> how long it took
         self._had_version: set[int] = set()  # open tickets whose worker had read their version before
@@ -177,6 +179,10 @@ class Metrics(Recorder):
             self._kth_sums[place] += time - self._last_apply
             self._kth_counts[place] += 1
             self._arrivals_in_round = place + 1
+
+    def chose(self, time: float, version: int, quorum: int, reason: str) -> None:
+        self.choices_made += 1
+        self.last_choice = quorum, reason
 
     def applied(self, time: float, update: Update) -> None:
         version, tickets, _, _, loss = update[:5]
@@ -328,6 +334,7 @@ class Metrics(Recorder):
                 "wasted": sum(one.wasted_s for one in work),
                 "idle": sum(one.idle_s for one in work),
             },
+            "choices": None if self.last_choice is None else {"made": self.choices_made, "last": self.last_choice[1]},
             "loss": self.last_loss,
             "evaluation": self._last_measures(),
             "digest": self.digest,

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 #: Norms are taken of every so many versions, and of the first few, so that they cost next to nothing.
-EVERY, FIRST = 8, 4
+EVERY, FIRST = 16, 4
 
 _MEMORY = 32  # measurements that the running means remember: the noise scale grows while training goes on
 _ENOUGH = 4  # measurements before an estimate is given

@@ -108,7 +108,7 @@ class LawChecker(Recorder):
         full = self.chosen
         if isinstance(self.policy, AdaptiveBackup) and reason.startswith("looked further"):
             demand(len(tickets) >= self.policy.least, "3: at least the least when time is up")
-        elif isinstance(self.policy, AdaptiveBackup) and reason == "all live workers are in":
+        elif isinstance(self.policy, AdaptiveBackup) and reason in ("all live workers are in", "time is up"):
             demand(self.policy.least <= len(tickets), "3: at least the least when nobody else can come")
         elif "left" in reason:
             demand(len(tickets) <= full, "3: no more than the quorum")

@@ -171,7 +171,7 @@ class PolicyOptions:
         str | None,
         option(
             POLICY,
-            "Late work: cancel it at once, or let it finish and drop it. (backup, k-batch, delayed, deadline, adaptive)",
+            "Late work: cancel it, or let it finish and drop it. (backup, k-batch, delayed, deadline, adaptive)",
             show_default="cancel",
             metavar="cancel|finish",
         ),

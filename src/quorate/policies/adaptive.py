@@ -23,6 +23,7 @@ from quorate.policies._rounds import RoundPolicy
 
 MEMORY_ROUNDS = 400  # rounds that are remembered, for each number of live workers
 WARM_UP_ROUNDS = 5  # rounds that look at all workers before the first choice
+YOUNG_ROUNDS, GUARD = 40, 2.0  # so many rounds may not last longer than this many times what was expected
 LOOK_EVERY = 3  # at most one round in so many looks further than the quorum
 ENOUGH_LOOKS = 40  # remembered, and the next ones come half as often; twice as many, a third …
 DECIDE_EVERY = 8  # rounds between two looks at whether another quorum is better
@@ -182,7 +183,9 @@ class AdaptiveBackup(RoundPolicy):
             return "quorum reached" if self._target == self._place else "looked further"
         if self._idle:
             return super()._why() if have <= self.quorum else "looked further, all that was left of the epoch"
-        return "looked further, time is up" if self._time_is_up else "all live workers are in"
+        if self._time_is_up:
+            return "time is up" if have < self.quorum else "looked further, time is up"
+        return "all live workers are in"
 
     def _close(self, time: float) -> Iterable[Action]:
         self._closing = True
@@ -223,7 +226,7 @@ class AdaptiveBackup(RoundPolicy):
         self._pay(closed, reached if looked else None)
         if self._cluster_has_changed(looked):
             return self._start_anew("the cluster has changed")
-        young = len(self._rounds) < 5 * DECIDE_EVERY
+        young = len(self._rounds) < YOUNG_ROUNDS
         if self._since_decision >= (2 if young else DECIDE_EVERY):
             return self._choose_again()
         return None
@@ -241,8 +244,10 @@ class AdaptiveBackup(RoundPolicy):
     def _cluster_has_changed(self, looked: bool) -> bool:
         """Whether the last rounds are of another world than those before, which are then forgotten."""
         found = False
-        if self._since_change < MEMORY_ROUNDS:
-            return False  # a cluster that changes again and again is one that is uneven in time
+        # While few rounds are remembered their means follow by themselves; and a cluster that changes again and again
+        # is one that is uneven in time.
+        if min(2 * len(self._rounds), self._since_change) < MEMORY_ROUNDS:
+            return False
         if self._since_switch % TEST_EVERY == 0:
             times = times_of(self._rounds, self._place)
             found = has_slowed(times, QUICK_ROUNDS) or has_changed(times, RECENT_ROUNDS)
@@ -319,7 +324,9 @@ class AdaptiveBackup(RoundPolicy):
     def _look_further(self) -> tuple[int, int, float | None]:
         """What the next round waits for: the quorum, or what comes after it for as long as that may be worth it."""
         place = self._place
-        ordinary = place, place, None
+        ordinary: tuple[int, int, float | None] = place, place, None
+        if len(self._rounds) < YOUNG_ROUNDS and self._rate:  # a first choice may be far off: no round need show it all
+            ordinary = place, min(place, self._half()), GUARD * self._gain(place) / self._rate
         if place == self._top or self._since_look + 1 < LOOK_EVERY or not self._rate:
             return ordinary
         turn = self._looks + 1
