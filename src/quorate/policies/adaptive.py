@@ -21,7 +21,7 @@ from quorate.policies._arrival_times import (
 )
 from quorate.policies._rounds import RoundPolicy
 
-MEMORY_ROUNDS = 400  # rounds that are remembered, for each number of live workers
+MEMORY_ROUNDS, MEMORIES = 400, 4  # rounds that are remembered, for each of the last numbers of live workers
 WARM_UP_ROUNDS = 5  # rounds that look at all workers before the first choice
 YOUNG_ROUNDS, GUARD = 40, 2.0  # so many rounds may not last longer than this many times what was expected
 LOOK_EVERY = 3  # at most one round in so many looks further than the quorum
@@ -100,6 +100,9 @@ class AdaptiveBackup(RoundPolicy):
     def _meet(self, workers: int) -> str:
         """From now on there are so many workers; gives why the quorum is what it is then."""
         self._n = workers
+        self._memory[workers] = self._memory.pop(workers, deque(maxlen=MEMORY_ROUNDS))
+        for oldest in list(self._memory)[:-MEMORIES]:
+            del self._memory[oldest]
         self._places = places_of(workers)
         self._top = len(self._places)
         self._floor = next(place for place, count in enumerate(self._places, 1) if count >= min(self.least, workers))
@@ -118,7 +121,7 @@ class AdaptiveBackup(RoundPolicy):
 
     @property
     def _rounds(self) -> deque[list[float]]:
-        return self._memory.setdefault(self._n, deque(maxlen=MEMORY_ROUNDS))
+        return self._memory[self._n]
 
     def _half(self) -> int:
         """The place of half the workers."""
@@ -155,7 +158,7 @@ class AdaptiveBackup(RoundPolicy):
     def _arrived(self, time: float, ticket: Ticket) -> Iterable[Action]:
         version = self._version
         if ticket.version == version:
-            self._samples = max(1, ticket.samples)
+            self._samples = max(self._samples, ticket.samples)  # the last batch of an epoch may be small
             reached = len(self._times)
             if reached < self._top and len(self._arrivals) + 1 == self._places[reached]:
                 self._times.append(time - self._opened_at)
@@ -163,7 +166,8 @@ class AdaptiveBackup(RoundPolicy):
         just_there = ticket.version == version == self._version and len(self._times) == self._base < self._target
         if just_there and self._places[self._base - 1] == len(self._arrivals):
             wait_s = self._times[-1] if self._wait_s is None else self._wait_s
-            return [*actions, SetTimer(time + wait_s, version, "looking further")]
+            looking = self._warm_up or self._target > self._place
+            return [*actions, SetTimer(time + wait_s, version, "looking further" if looking else "more than expected")]
         return actions
 
     def _timer(self, time: float, key: int) -> Iterable[Action]:
