@@ -1,8 +1,8 @@
 """python -m benchmarks.measure [--device cuda] [--quick] [--json]: what `quorate.measure` costs, and is it right?
 
-Cost: two equal training loops take turns, one of them measured, in one process and in two under DDP (gloo). Given are
-the median ratio of a block with it to its neighbour without, and the ratio of the first deciles: what else runs on a
-machine only ever adds time, so the quick blocks are those that it disturbed least. CPU seconds; on a GPU wall seconds.
+Cost: two equal training loops take turns, one of them measured, in one process, and in one and two under DDP (gloo).
+Given are the median ratio of a block with it to its neighbour without, and the ratio of the first deciles: what else runs on a
+machine only ever adds time, so the quick blocks are those that it disturbed least.
 
 Right: two processes under DDP, the second with extra work in every step. What is measured stands beside the truth, the
 time that the same work takes in a loop which waits for the device before and after it, and averages gradients by hand.
@@ -58,22 +58,21 @@ class Loop:
 
     def seconds(self, steps: int) -> float:
         """A step's, over a block of them."""
-        clock = time.perf_counter if self._device.type == "cuda" else time.process_time
         wait(self._device)
-        start = clock()
+        start = time.perf_counter()
         for _ in range(steps):
             self._optimizer.zero_grad()
             nn.functional.cross_entropy(self.model(self._x), self._y).backward()
             self._optimizer.step()
         wait(self._device)
-        return (clock() - start) / steps
+        return (time.perf_counter() - start) / steps
 
 
 def cost(size: str, device: torch.device, pairs: int, folder: Path, control: bool = False) -> dict[str, Any]:
     """Two loops take turns, block by block; first one of them is measured, then the other (as a control: neither)."""
     loops = Loop(size, device), Loop(size, device)
     first = max(loop.seconds(20) for loop in loops)
-    steps = max(4, min(100, int(0.03 / first)))
+    steps = max(1, int(0.004 / first))  # short: the shorter a block, the more of them nothing else disturbs
     if dist.is_initialized():  # all must make the same number of steps
         agreed = torch.tensor(steps)
         dist.broadcast(agreed, 0)
@@ -94,7 +93,7 @@ def cost(size: str, device: torch.device, pairs: int, folder: Path, control: boo
     return {
         "parameters": size,
         "control": control,
-        "processes": dist.get_world_size() if dist.is_initialized() else 1,
+        "processes": f"{dist.get_world_size()}, DDP" if dist.is_initialized() else "1",
         "step_ms": 1e3 * tenth(without),
         "ratio": median(a / b for a, b in zip(with_it, without, strict=True)),
         "undisturbed": tenth(with_it) / tenth(without),
@@ -210,7 +209,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    device, pairs = torch.device(arguments.device), 40 if arguments.quick else 300
+    device, pairs = torch.device(arguments.device), 100 if arguments.quick else 600
     if device.type == "cuda":
         device = torch.device("cuda", 0)
     if "BENCHMARK_RANK" in os.environ:
@@ -218,6 +217,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         rows = [cost(size, device, pairs, Path(folder), control) for size in WIDTHS for control in (False, True)]
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        rows += [cost(size, device, pairs, Path(folder), control) for size in WIDTHS for control in (False, True)]
+        dist.destroy_process_group()
         rows += in_two_processes(arguments, Path(folder))
     if arguments.json:
         print(json.dumps(rows, indent=2))

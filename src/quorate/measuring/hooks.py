@@ -89,7 +89,7 @@ class StepHooks:
                 forget(self._end)
             self._end = now()
             self._last = place
-            if wrappers and not self._waiting and any(one.require_backward_grad_sync for one in wrappers):
+            if wrappers and not self._waiting and _averages(wrappers):
                 self._waiting = True
                 _at_end_of_backward(self._backward_is_over)
 
@@ -198,6 +198,11 @@ class StepHooks:
         self._steps += 1
         self._learn_until = self._listen_next = self._steps + _LEARNING_STEPS
         self._listen_to_all()
+
+
+def _averages(wrappers: list[DistributedDataParallel]) -> bool:
+    """Whether the backward pass under way ends with an all-reduce: not inside `no_sync`."""
+    return wrappers[0].require_backward_grad_sync or any(one.require_backward_grad_sync for one in wrappers)
 
 
 def _can_be_heard(parameter: Any) -> bool:
