@@ -1,8 +1,8 @@
 """python -m benchmarks.measure [--device cuda] [--quick] [--json]: what `quorate.measure` costs, and is it right?
 
 Cost: two equal training loops take turns, one of them measured, in one process, and in one and two under DDP (gloo).
-Given are the median ratio of a block with it to its neighbour without, and the ratio of the first deciles: what else runs on a
-machine only ever adds time, so the quick blocks are those that it disturbed least.
+Given are the median ratio of a block with it to its neighbour without, and the ratio of the first deciles: what else
+runs on a machine only ever adds time, so the quick blocks are those that it disturbed least.
 
 Right: two processes under DDP, the second with extra work in every step. What is measured stands beside the truth, the
 time that the same work takes in a loop which waits for the device before and after it, and averages gradients by hand.
