@@ -79,6 +79,16 @@ def test_laws_1_to_5_hold_with_refused_gradients(chosen: tuple[Policy, int], cho
     check(*chosen, choices, refusals=True)
 
 
+@given(
+    st.integers(2, 6), st.integers(1, 2), st.lists(st.integers(0, 8 * 60), min_size=100, max_size=400), st.booleans()
+)
+def test_laws_1_to_5_hold_for_a_quorum_that_changes(workers: int, least: int, choices: list[int], lossy: bool) -> None:
+    """Long enough that quorums are chosen, rounds look further, and times run out."""
+    policy = AdaptiveBackup(least=least, explore=0.5)
+    checker = LawChecker(policy, workers, batches=100, epochs=2)
+    assert run_chaos(policy, workers, choices, [checker], samples=200, lossy=lossy).finished
+
+
 @given(policies(), CHOICES, st.data())
 def test_law_5_there_is_progress_while_a_quorum_lives(
     chosen: tuple[Policy, int], choices: list[int], data: st.DataObject
