@@ -61,6 +61,7 @@ class Computer:
         self._direct = DirectLinears(self.model, self.params, check) if writes_itself else None
         self._versions: dict[int, _Place] = {}
         self._gradients: dict[int, _Place] = {}
+        self._pinned: set[int] = set()
         self._looking_at: tuple[int, int] | None = None
         self._hooks: list[Any] = []
         self._seen_dense = False
@@ -88,8 +89,9 @@ class Computer:
             mine.copy_(theirs)
 
     def _pin(self, block: int) -> None:
-        """Let the GPU read and write this block itself."""
-        if self._on_gpu:
+        """Let the GPU read and write this block itself. It may hold now a version, now a gradient."""
+        if self._on_gpu and block not in self._pinned:
+            self._pinned.add(block)
             memory = self._blocks.block(block)
             cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
