@@ -46,3 +46,24 @@ class Limits:
         if self.epochs is None or ledger.batches_per_epoch is None:
             return None
         return self.epochs * math.ceil(ledger.batches_per_epoch / per_update)
+
+    def share(self, updates: int, seconds: float, samples: int, samples_per_epoch: int | None) -> float | None:
+        """How much of the run is done, by the limit that it is nearest to; None where no end can be foreseen.
+
+        Epochs are counted in samples, since how many updates they make may change while the run goes on.
+        """
+        done = -1.0  # asked after every update, of which a simulated run has many
+        if self.updates is not None:
+            done = updates / self.updates
+        if self.epochs is not None and samples_per_epoch:
+            done = max(done, samples / (self.epochs * samples_per_epoch))
+        if self.until is not None:
+            done = max(done, self._share_until(updates, seconds, samples))
+        return None if done < 0 else min(1.0, done)
+
+    def _share_until(self, updates: int, seconds: float, samples: int) -> float:
+        until = self.condition()
+        reached = {"updates": updates, "seconds": seconds, "samples": samples}
+        if until is None or until.name not in reached or until.relation != ">=" or until.target <= 0:
+            return -1.0
+        return reached[until.name] / until.target

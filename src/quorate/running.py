@@ -327,7 +327,7 @@ class _Pace:
         self._updates = limits.updates
         self._until = limits.condition()
         expected = limits.expected_updates(job.ledger, job.policy.begin(engine.workers).per_update)
-        self._expected = expected
+        self._limits, self._samples = limits, job.ledger.samples
         self.evaluate_every = limits.evaluate_every or (max(1, expected // 100) if expected else 20)
         self._evaluates = job.task is not None
         self._evaluated_at = metrics.evaluations[-1].version if metrics.evaluations else -1
@@ -378,10 +378,4 @@ class _Pace:
         return values
 
     def _share(self, version: int) -> float | None:
-        if self._expected is not None:
-            return min(1.0, version / self._expected)
-        if self._until is not None and self._until.name == "updates":
-            return min(1.0, version / self._until.target)
-        if self._until is not None and self._until.name == "seconds":
-            return min(1.0, self._metrics.seconds / self._until.target)
-        return None
+        return self._limits.share(version, self._metrics.seconds, self._metrics.samples_applied, self._samples)

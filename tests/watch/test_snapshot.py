@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import quorate
+from quorate.events import Ticket
 from quorate.metrics import metrics_of
 from quorate.reporting.live.snapshot import snapshot
 from quorate.reporting.live.state import LiveMetrics, Series
 from quorate.reporting.live.watcher import Watcher
+from quorate.reporting.report.gathering import gather
 from quorate.trace import feed, read_trace
 
 from .conftest import GrowingTrace
@@ -137,3 +139,42 @@ def test_a_series_keeps_its_mean_and_its_extremes_in_a_bounded_number_of_points(
     assert len({later.time - sooner.time for sooner, later in pairwise(points[:-1])}) == 1, "all stand for as many"
     first = values[: int(points[0].time) + 1]
     assert points[0].mean == pytest.approx(sum(first) / len(first))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [quorate.AdaptiveBackup(), quorate.Deadline(quorum=6), quorate.SoftSync(6), quorate.Delayed(1), quorate.FullSync()],
+    ids=lambda policy: policy.name,
+)
+def test_how_far_a_run_of_epochs_is_follows_its_samples(tmp_path: Path, policy: quorate.Policy) -> None:
+    """Updates of an epoch may follow from what arrives; neither the bar nor "x of y" may run past the end."""
+    seen: list[quorate.Progress] = []
+    engine = quorate.Simulated(8, "shifted-exp:1,1")
+    quorate.train("digits", policy, engine, epochs=2, out=tmp_path / "run", on_progress=seen.append)
+    assert [one.share == 1.0 for one in seen] == [False] * (len(seen) - 1) + [True]
+    records = list(read_trace(tmp_path / "run"))
+    half = next(place for place, one in enumerate(records) if one.get("version", 0) > len(seen) / 2)
+    metrics = LiveMetrics()
+    feed(records[:half], metrics)
+    assert metrics.share() == pytest.approx(metrics.samples_applied / (2 * metrics.header["samples"]))
+    assert metrics.expected_updates in (None, len(seen))
+
+
+def test_the_mean_time_to_the_kth_arrival_is_the_reports(tmp_path: Path) -> None:
+    """Rounds that ran out of batches are left out, and where there are no rounds there is no curve."""
+    for policy, has_rounds in ((quorate.BackupSync(6, 2), True), (quorate.Async(), False), (quorate.Delayed(1), False)):
+        run = tmp_path / policy.name
+        quorate.train("digits", policy, quorate.Simulated(8, "shifted-exp:1,1"), epochs=2, out=run)
+        found = gather(run).gatherer.arrivals.data()
+        assert (found is not None) == has_rounds
+        shown = snapshot(live_metrics(run))["kth_arrival_s"]
+        assert shown["mean_s"] == pytest.approx([] if found is None else found["means"], rel=1e-5)
+
+
+def test_a_gradient_that_was_refused_counts_as_dropped() -> None:
+    metrics = LiveMetrics()
+    begin(metrics)
+    ticket = Ticket(0, 0, 0, 0, 0, 4)
+    metrics.started(0.0, ticket)
+    metrics.refused(1.0, ticket)
+    assert [row["drop_share"] for row in snapshot(metrics)["workers"]["rows"]] == [0.1, 0.0, 0.0]

@@ -21,14 +21,15 @@ def seconds_are(header: dict[str, Any]) -> str:
     return VIRTUAL if header["engine"]["name"] == "simulated" else REAL
 
 
-def policy_label(policy: dict[str, Any], workers: int) -> str:
+def policy_label(policy: dict[str, Any], workers: Any) -> str:
     """A policy with its numbers, as a table or a legend shows it; `policy` is what a trace's header says of it."""
-    if policy["name"] == "backup":
-        return f"backup {policy['quorum']}+{policy['backups']}"
+    name = policy.get("name", "unknown policy")
+    if policy.get("quorum") is not None and policy.get("backups") is not None:
+        return f"{name} {policy['quorum']}+{policy['backups']}"
     for option in ("gradients", "k", "quorum"):
         if policy.get(option) is not None:
-            return f"{policy['name']} {policy[option]}/{workers}"
-    return f"{policy['name']} {workers}"
+            return f"{name} {policy[option]}/{workers}"
+    return f"{name} {workers}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""When the gradients of a round arrive."""
+"""When the gradients of a round arrive: one rule of what a round is, for the report, the live view and comparisons."""
 
 from __future__ import annotations
 
@@ -29,3 +29,54 @@ class WholeRounds(KthArrivals):
         super().applied(time, update)
         while self.times and not self.times[-1]:
             self.times.pop()
+
+
+class KthMeans:
+    """Mean seconds from a version to its k-th arrival.
+
+    Rounds that ran out of batches are left out: the second arrival of a round of two says nothing of a round of
+    eight. So are updates made of stale gradients, which belong to no round.
+    """
+
+    def __init__(self) -> None:
+        self.rounds = self.short_rounds = self.updates = 0
+        self.sums: list[float] = []
+        self.counts: list[int] = []
+        self._version = 0
+        self._opened_at = 0.0
+        self._seconds: list[float] = []  # of the round that is open
+        self._short = False
+
+    def arrived(self, time: float, version: int) -> None:
+        if version == self._version:
+            self._seconds.append(time - self._opened_at)
+
+    def exhausted(self) -> None:
+        self._short = True
+
+    def applied(self, time: float, update: Update) -> None:
+        self.updates += 1
+        before = update.version - 1
+        if all(ticket.version == before for ticket in update.tickets):
+            if self._short:
+                self.short_rounds += 1
+            else:
+                self._keep(self._seconds)
+        self._version, self._opened_at, self._short = update.version, time, False
+        self._seconds.clear()
+
+    def _keep(self, seconds: list[float]) -> None:
+        self.rounds += 1
+        missing = len(seconds) - len(self.sums)
+        if missing > 0:
+            self.sums += [0.0] * missing
+            self.counts += [0] * missing
+        for place, one_s in enumerate(seconds):
+            self.sums[place] += one_s
+            self.counts[place] += 1
+
+    def means_s(self) -> list[float] | None:
+        """For k = 1, 2, …; None where the run has no rounds, as async has not."""
+        if not self.rounds or 2 * (self.rounds + self.short_rounds) < self.updates:
+            return None
+        return [total / count for total, count in zip(self.sums, self.counts, strict=True)]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
-from quorate.reporting.comparison import REAL, seconds_are
+from quorate.reporting.comparison import REAL, policy_label, seconds_are
 from quorate.reporting.live.state import COMPUTING, LATE, LOST, WAITING, LiveMetrics, Point, Worker
 
 EVERY_WORKER = 200  # of more, only the slowest are listed
@@ -33,7 +33,7 @@ def snapshot(metrics: LiveMetrics) -> dict[str, Any]:
         "pace": _pace(metrics),
         "loss": _last_and_curve(metrics.last_loss, metrics.losses.points()),
         "measures": _measures(metrics),
-        "kth_arrival_s": _kth(metrics.kth_arrival_means()),
+        "kth_arrival_s": _kth(metrics.rounds.means_s() or []),
         "staleness": _staleness(metrics),
         "tickets": _tickets(metrics),
         "samples": metrics.samples_applied,
@@ -44,22 +44,11 @@ def snapshot(metrics: LiveMetrics) -> dict[str, Any]:
     }
 
 
-def finite(value: Any) -> Any:
-    """With null for NaN and Inf, which JSON has not."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
-
-
 def _run(header: dict[str, Any]) -> dict[str, Any]:
     policy, engine = header.get("policy") or {}, header.get("engine") or {}
     return {
         "task": _text(header.get("task")),
-        "policy": _text(policy_text(policy, header.get("workers"))),
+        "policy": _text(policy_label(policy, header.get("workers"))),
         "engine": _text(engine.get("name")),
         "latency": _text(engine.get("latency")),
         "real": "name" not in engine or seconds_are(header) == REAL,
@@ -68,17 +57,6 @@ def _run(header: dict[str, Any]) -> dict[str, Any]:
         "epochs": _number(header.get("epochs")),
         "until": _text(header.get("until")),
     }
-
-
-def policy_text(policy: dict[str, Any], workers: Any) -> str:
-    """A policy with its numbers: `backup 6+2`."""
-    name = policy.get("name", "unknown policy")
-    if "backups" in policy and policy.get("quorum") is not None:
-        return f"{name} {policy['quorum']}+{policy['backups']}"
-    for option in ("gradients", "k", "quorum"):
-        if policy.get(option) is not None:
-            return f"{name} {policy[option]}/{workers}"
-    return f"{name} {workers}"
 
 
 def _number(value: object) -> int | float | None:

@@ -15,12 +15,16 @@ from quorate.ledger import Ledger
 from quorate.limits import Limits
 from quorate.metrics import Evaluation, Metrics
 from quorate.policies import make_policy
+from quorate.reporting.rounds import KthMeans
 from quorate.trace import Update
 
 RECENT_UPDATES = 200
 NEWEST_CHOICES = 8
 MEASURES = 8  # of a task that has more, the first so many are drawn
 _SMOOTHING = 0.1  # weight of the newest ticket in a worker's recent pace
+
+# Policies whose updates in an epoch are known beforehand; those of the others follow from what arrives.
+_SAME_COUNT_EVERY_UPDATE = ("full-sync", "backup", "k-batch", "async", "bounded")
 
 COMPUTING, WAITING, LATE, LOST = "computing", "waiting", "late", "lost"
 
@@ -106,6 +110,7 @@ class LiveMetrics(Metrics):
 
     def __init__(self) -> None:
         super().__init__()
+        self.rounds = KthMeans()
         self.losses = Series()
         self.paces = Series()  # seconds an update
         self.measures: dict[str, Series] = {}
@@ -141,8 +146,12 @@ class LiveMetrics(Metrics):
         if worker.state is not LATE:
             worker.state = COMPUTING
 
+    def exhausted(self, time: float, worker: int) -> None:
+        self.rounds.exhausted()
+
     def arrived(self, time: float, ticket: Ticket, parts: Parts | None) -> None:
         super().arrived(time, ticket, parts)
+        self.rounds.arrived(time, ticket[3])
         worker = self.standing[ticket[1]]
         worker.state = WAITING
         worker.drop_share *= 1 - _SMOOTHING
@@ -152,6 +161,7 @@ class LiveMetrics(Metrics):
 
     def applied(self, time: float, update: Update) -> None:
         super().applied(time, update)
+        self.rounds.applied(time, update)
         seconds = time - self._updated_at
         self._updated_at = time
         self.recent.append((time, seconds))
@@ -167,7 +177,9 @@ class LiveMetrics(Metrics):
 
     def refused(self, time: float, ticket: Ticket) -> None:
         super().refused(time, ticket)
-        self.standing[ticket.worker].state = LATE
+        worker = self.standing[ticket.worker]
+        worker.drop_share += _SMOOTHING * (1 - worker.drop_share)
+        worker.state = LATE
 
     def cancelled(self, time: float, ticket: Ticket, reason: str) -> None:
         super().cancelled(time, ticket, reason)
@@ -211,29 +223,33 @@ class LiveMetrics(Metrics):
 
     # ------------------------------------------------------------ how far it is
 
-    def _expected(self) -> int | None:
+    def _own_limits(self) -> Limits | None:
         try:
-            limits, header = self._limits, self.header
-            own = Limits(updates=limits["updates"], epochs=limits["epochs"], until=limits["until"])
-            if own.updates is not None or own.epochs is None:
-                return own.updates
-            options = dict(header["policy"])
-            policy = make_policy(options.pop("name"), **options).begin(header["workers"])
-            ledger = Ledger(header["samples"], header["batch_size"], own.epochs, header["seed"])
-            return own.expected_updates(ledger, policy.per_update)
+            limits = self._limits
+            return Limits(updates=limits["updates"], epochs=limits["epochs"], until=limits["until"])
         except (BadInput, KeyError, TypeError, ValueError):  # a header that says less than ours do
+            return None
+
+    def _expected(self) -> int | None:
+        header, own = self.header, self._own_limits()
+        if own is None or own.updates is not None or own.epochs is None:
+            return None if own is None else own.updates
+        try:
+            options = dict(header["policy"])
+            name = options.pop("name")
+            if name not in _SAME_COUNT_EVERY_UPDATE:
+                return None
+            ledger = Ledger(header["samples"], header["batch_size"], own.epochs, header["seed"])
+            return own.expected_updates(ledger, make_policy(name, **options).begin(header["workers"]).per_update)
+        except (BadInput, KeyError, TypeError, ValueError):
             return None
 
     def share(self) -> float | None:
         """Of the whole run, where that is known."""
         if self.ending is not None:
             return 1.0
-        if self.expected_updates:
-            return min(1.0, self.updates / self.expected_updates)
-        try:
-            until = Limits(until=self._limits["until"]).condition()
-        except (BadInput, KeyError, TypeError):
+        own, samples = self._own_limits(), self.header.get("samples")
+        if own is None:
             return None
-        if until is None or until.name not in ("updates", "seconds") or until.target <= 0:
-            return None
-        return min(1.0, (self.updates if until.name == "updates" else self.seconds) / until.target)
+        per_epoch = samples if isinstance(samples, int) else None
+        return own.share(self.updates, self.seconds, self.samples_applied, per_epoch)

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from quorate.errors import BadInput
 from quorate.reporting.live.follower import Follower, trace_file
-from quorate.reporting.live.snapshot import finite, snapshot
+from quorate.reporting.live.snapshot import snapshot
 from quorate.reporting.live.state import LiveMetrics
+from quorate.reporting.plain import finite
 from quorate.trace import Telling
 
 ABSENT, READING, RUNNING, ENDED, UNREADABLE = "absent", "reading", "running", "ended", "unreadable"
