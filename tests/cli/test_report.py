@@ -107,3 +107,21 @@ def test_too_many_runs(quorate_command: Quorate, here: Path) -> None:
         write(here / "many" / str(number), BACKUP)
     ran = quorate_command("report", "many")
     assert ran.status == 2 and "at most 16" in ran.err
+
+
+def test_the_trace_itself_is_never_replaced(quorate_command: Quorate, run: Path, here: Path) -> None:
+    before = (run / "trace.jsonl").read_bytes()
+    (here / "link.html").symlink_to(run / "trace.jsonl")
+    for out in ("run/trace.jsonl", "link.html"):
+        ran = quorate_command("report", "run", "--out", out, "--overwrite")
+        assert ran.status == 2 and "the trace that is to be shown; name another file" in ran.err
+    assert (run / "trace.jsonl").read_bytes() == before
+
+
+def test_figures_in_the_way_are_noticed_before_the_page_is_written(
+    quorate_command: Quorate, run: Path, here: Path
+) -> None:
+    assert quorate_command("report", "run", "--figures", "figures", "--out", "one.html").status == 0
+    ran = quorate_command("report", "run", "--figures", "figures", "--out", "two.html")
+    assert ran.status == 2 and "is there already; name another folder, or add --overwrite" in ran.err
+    assert not (here / "two.html").exists()

@@ -411,3 +411,26 @@ def test_events_of_a_gpu_are_read_when_they_are_over_and_used_again(monkeypatch:
     assert list(found)[:1000] == pytest.approx([1.0 + step for step in range(1000)])
     assert math.isnan(found[1000]) and math.isnan(found[1001])
     assert len(found) == 1002
+
+
+def test_training_inside_a_pause_is_left_out_and_pauses_may_be_nested(
+    tmp_path: Path, clock: Callable[[float], None]
+) -> None:
+    path, model = tmp_path / "times.csv", mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(seconds: float) -> None:
+        clock(seconds)
+        backward(model)
+        optimizer.step()
+
+    with quorate.measure(path, model) as measuring:
+        train(1.0)
+        with measuring.paused():
+            train(10.0)
+            with measuring.paused():
+                train(20.0)
+            train(30.0)
+        train(2.0)
+        train(3.0)
+    assert seconds(path) == [1.0, 2.0, 3.0]

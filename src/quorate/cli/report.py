@@ -63,6 +63,7 @@ def report(
     file = out if out is not None or json else _default_file(found)
     if file is not None:
         check_free(file, overwrite)
+        _check_is_no_trace(file, found)
     elif open_page:
         raise BadInput("--open shows the page, but --json writes none; add --out FILE, or leave out one of the two")
     _check_exports(figures, tensorboard, overwrite)
@@ -94,6 +95,16 @@ def _default_file(found: list[Path]) -> Path:
     return (folder if folder.is_dir() else folder.parent) / PAGE_FILE
 
 
+def _check_is_no_trace(file: Path, found: list[Path]) -> None:
+    """Not even --overwrite may replace the trace that the page is made from."""
+    from quorate.trace import trace_file
+
+    for run in found:
+        trace = trace_file(run)
+        if file.exists() and file.samefile(trace):
+            raise BadInput(f"out is {str(file)!r}, the trace that is to be shown; name another file for the page")
+
+
 def _gather(found: list[Path]) -> list[Gathered]:
     from quorate.reporting.report.gathering import MOST_SEGMENTS, gather
 
@@ -112,8 +123,11 @@ def _check_exports(figures: Path | None, tensorboard: Path | None, overwrite: bo
             raise BadInput(f"{name} is {str(folder)!r}, which is a file; name a folder")
     if figures is not None:
         from quorate.reporting.figures import check_can_draw
+        from quorate.reporting.report.exporting import check_free
 
         check_can_draw()
+        if not overwrite:
+            check_free(figures, ("timeline",))  # which every report has; the others are looked for when they are known
     if tensorboard is not None:
         from quorate.reporting.report.for_tensorboard import check_can_export
 

@@ -47,7 +47,7 @@ class StepHooks:
         self._start: Any = None  # of the span that is open
         self._end: Any = None  # the last gradient so far of the span that is open
         self._waiting = False  # a callback at the end of this backward is set
-        self._paused = False
+        self._pauses = 0  # that are open; inside them nothing is listened to
         self._other_hooks: list[Any] = []
         self._parameter_hooks: list[Any] = []
 
@@ -85,6 +85,8 @@ class StepHooks:
         now, forget, wrappers = self._clock.now, self._clock.forget, self._wrappers
 
         def gradient_is_ready(_parameter: Any) -> None:
+            if self._pauses:
+                return
             if forget is not None and self._end is not None:
                 forget(self._end)
             self._end = now()
@@ -113,21 +115,22 @@ class StepHooks:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_broadcast(self, wrapper: Any, _inputs: Any) -> None:
-        if wrapper.require_forward_param_sync and not self._paused:
+        if wrapper.require_forward_param_sync and not self._pauses:
             self._stop()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after_broadcast(self, _module: Any, _inputs: Any) -> None:
-        if not self._paused:
+        if not self._pauses:
             self._go_on()
 
     def pause(self) -> None:
         self._stop()
-        self._paused = True
+        self._pauses += 1
 
     def resume(self) -> None:
-        self._paused = False
-        self._go_on()
+        self._pauses -= 1
+        if not self._pauses:
+            self._go_on()
 
     def _stop(self) -> None:
         """Up to now it was the process's own work: had it waited since the last gradient, the span were closed."""
@@ -142,7 +145,7 @@ class StepHooks:
     # ------------------------------------------------------------ steps
 
     def _before_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
-        if optimizer is not self._leader and not self._steps_our_parameters(optimizer):
+        if self._pauses or (optimizer is not self._leader and not self._steps_our_parameters(optimizer)):
             return
         if self._last is not None:
             self._step_is_over(optimizer)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from quorate.errors import BadInput
 from quorate.reporting.report.drawing import draw
 from quorate.reporting.report.tables import tables
+
+
+def check_free(folder: Path, names: Sequence[str]) -> None:
+    """Refuse to replace figures of these names."""
+    for name in names:
+        for file in (folder / f"{name}.csv", folder / f"{name}.png"):
+            if file.exists():
+                raise BadInput(f"{str(file)!r} is there already; name another folder, or add --overwrite")
 
 
 def write_figures(data: dict[str, Any], folder: Path, overwrite: bool) -> list[Path]:
@@ -18,10 +27,7 @@ def write_figures(data: dict[str, Any], folder: Path, overwrite: bool) -> list[P
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not overwrite:
-            for table in found:
-                for file in (folder / f"{table.name}.csv", folder / f"{table.name}.png"):
-                    if file.exists():
-                        raise BadInput(f"{str(file)!r} is there already; name another folder, or add --overwrite")
+            check_free(folder, [table.name for table in found])
         for table in found:
             numbers, picture = folder / f"{table.name}.csv", folder / f"{table.name}.png"
             with numbers.open("w", encoding="utf-8", newline="") as opened:
