@@ -21,6 +21,7 @@ from quorate.planning.regimes import find_regimes
 from quorate.planning.resizing import on_network, resize
 from quorate.planning.slowness import find_slow
 from quorate.planning.updates import effort_of_iterations
+from quorate.planning.world import Floats, World
 from tests.planning.worlds import exponential, record, world
 
 PAPER = "50:137.5,70:99.8,80:91.1,90:82.5,100:76.2"
@@ -87,7 +88,43 @@ def test_a_mean_that_does_not_exist_is_answered_with_the_backups_it_takes(alpha:
         assert made.recommendation.backups >= least and made.recommendation.speedup is None
 
 
+def test_a_mean_that_does_not_exist_stays_so_whatever_is_changed() -> None:
+    changes = ["without=3", "bandwidth=1Gbps", "machines=5"]
+    for _, other in plan(latency="pareto:0.05,0.8", machines=8, model_bytes=1000, what_if=changes).what_if:
+        assert [math.isinf(split.mean) for split in other.splits] == [False] * (other.machines - 1) + [True]
+        assert any("b=1 backups" in note for note in other.notes)
+
+
+def test_a_mean_that_no_split_has_is_refused_with_what_it_takes() -> None:
+    with pytest.raises(BadInput, match=r"from b=10 backups on, which takes 11 machines or more"):
+        plan(latency="pareto:0.05,0.1", machines=4)
+    with pytest.raises(BadInput, match="cancel late work"):  # stuck workers add up, whatever the split
+        plan(latency="pareto:0.05,0.8", machines=8, late="finish")
+
+
+# ---------------------------------------------------------------- the sentence
+
+
+def test_the_reason_reads_well_at_its_ends() -> None:
+    same = plan(latency="constant:1", machines=4).recommendation.reason
+    assert "takes no longer an update" in same
+    (first, *_) = plan(latency="shifted-exp:1,0.5", machines=8, noise_scale=0, batch_size=1).recommendation.changes
+    assert "if the noise scale were above" in first
+    rising = plan(latency="shifted-exp:1,0.5", machines=8, iterations="4:100,8:300").recommendation.reason
+    assert "saves" in rising and "-" not in rising
+
+
 # ---------------------------------------------------------------- updates
+
+
+def test_updates_beyond_those_given_are_said_to_be_an_extrapolation() -> None:
+    made = plan(latency="lognormal:1,1", machines=16, iterations="12:100,16:90")
+    assert made.recommendation.quorum < 12 and any("12 to 16" in note for note in made.notes)
+    assert not plan(latency="chen2016", machines=100, iterations=PAPER).notes
+
+
+def test_a_steep_line_does_not_leave_the_range_of_numbers() -> None:
+    assert np.isfinite(effort_of_iterations("1:1,2:1e300").updates(np.array([1.0, 100.0]))).all()
 
 
 def test_iterations_are_a_straight_line_in_log_and_log() -> None:
@@ -124,6 +161,20 @@ def test_half_a_cluster_is_not_slow_beside_the_other() -> None:
     seconds = exponential(200, 4)
     seconds[:, 2:] *= 3
     assert find_slow(world(seconds), lambda *_: 1.0) == []
+
+
+def test_of_many_slow_workers_the_gain_is_worked_out_for_the_slowest() -> None:
+    seconds = exponential(200, 20)
+    seconds[:, :7] *= np.linspace(2, 5, 7)
+    asked: list[int] = []
+
+    def best_time(world: World, _: Floats) -> float:
+        asked.append(world.machines)
+        return 1.0
+
+    found = find_slow(world(seconds), best_time)
+    assert [slow.worker for slow in found] == [6, 5, 4, 3, 2, 1, 0] and len(asked) == 11
+    assert [slow.gain_removed is None for slow in found] == [False] * 5 + [True] * 2
 
 
 # ---------------------------------------------------------------- spells and fits
@@ -192,6 +243,13 @@ def test_what_if(tmp_path: Path) -> None:
 def test_bad_what_ifs(text: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput):
         plan(latency="constant:1", machines=4, model_bytes=1, what_if=[text])
+
+
+def test_without_one_of_the_machines_asked_for(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", "shifted-exp:0.05,0.01*slow:3=4", 8, 0, 100)
+    assert [plan(run, machines=size, what_if=["without=3"]).what_if[0][1].machines for size in (4, 8, 12)] == [3, 7, 11]
+    with pytest.raises(BadInput, match="leaves no machine"):
+        plan(run, machines=1, what_if=["without=3"])
 
 
 def test_a_bandwidth_needs_a_size() -> None:

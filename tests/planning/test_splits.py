@@ -89,3 +89,23 @@ def test_a_trace_without_rounds_will_do(tmp_path: Path) -> None:
     for split in made.splits:
         assert split.mean == pytest.approx(measured(latency, split.quorum, split.backups, 600), rel=0.05)
     assert [slow.worker for slow in made.slow] == [3]
+
+
+@pytest.mark.parametrize("name", ["Async", "SoftSync"])
+def test_what_is_slow_together_stays_together_where_there_are_no_rounds(name: str, tmp_path: Path) -> None:
+    import quorate
+
+    latency = "shifted-exp:0.05,0.005*spells:20,10,4"
+    policy, updates = (quorate.Async(), 16_000) if name == "Async" else (quorate.SoftSync(4), 4000)
+    quorate.train(None, policy, quorate.Simulated(MACHINES, latency), updates=updates, out=tmp_path / "run")
+    made = plan(tmp_path / "run")
+    for split in made.splits[::7]:
+        real = measured(latency, split.quorum, split.backups, 2000)
+        assert split.mean == pytest.approx(real, rel=0.08), f"{split.quorum}+{split.backups}"
+
+
+def test_playing_rounds_again_and_again_makes_nothing_surer() -> None:
+    """60 measured rounds played 6,000 times are still 60."""
+    few, many = (split_times(world(exponential(rounds, 4)), "finish") for rounds in (60, 6000))
+    wide, narrow = few.high - few.low, many.high - many.low
+    assert (wide > 5 * narrow).all()

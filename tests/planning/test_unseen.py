@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quorate.errors import BadInput
 from quorate.planning import plan
 from quorate.planning._filling import fill_in
 from tests.planning.worlds import exponential, measured, record
@@ -67,3 +68,40 @@ def test_lost_workers_leave_gaps_that_are_filled(tmp_path: Path) -> None:
     made = plan(tmp_path / "run")
     assert made.machines == 4 and made.rounds >= 190
     assert all(0.05 <= split.mean < 0.3 for split in made.splits)
+
+
+def test_a_run_in_which_nobody_is_seen_often_enough_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no worker finished often enough.*; record a longer run"):
+        plan(record(tmp_path / "run", "shifted-exp:0.05,0.02", 1, 7, 25))
+
+
+def test_rounds_of_which_only_some_were_cut_short_are_noted(tmp_path: Path) -> None:
+    import quorate
+
+    engine = quorate.Simulated(8, "shifted-exp:0.05,0.02")
+    quorate.train(None, quorate.Deadline(), engine, updates=300, out=tmp_path / "run")
+    assert any("waited for 7 of 8 arrivals in" in note for note in plan(tmp_path / "run").notes)
+
+
+def test_fewer_machines_are_taken_from_those_that_were_seen(tmp_path: Path) -> None:
+    run = record(tmp_path / "run", "shifted-exp:0.05,0.01*slow:3=9", 7, 1, 200)
+    made = plan(run, machines=4)
+    assert made.recommendation.speedup is not None and made.recommendation.speedup >= 1 and not made.slow
+    real = measured("shifted-exp:0.05,0.01", 4, 0, 600)
+    assert made.splits[-1].mean == pytest.approx(real, rel=0.05)
+    assert plan(run, machines=7).splits[-1].mean == pytest.approx(
+        measured("shifted-exp:0.05,0.01", 7, 0, 600), rel=0.05
+    )
+
+
+def test_communication_of_cancelled_work_is_taken_off_too(tmp_path: Path) -> None:
+    """The same network as in the run changes nothing, also for splits that wait for what the run cancelled."""
+    import quorate
+
+    network = "bandwidth=1Gbps,latency=1ms"
+    engine = quorate.Simulated(8, "shifted-exp:0.05,0.02", network=network, model_bytes=1_000_000)
+    quorate.train(None, quorate.BackupSync(6, 2), engine, updates=200, out=tmp_path / "run")
+    made = plan(tmp_path / "run", what_if=[network, f"machines=9,{network}"])
+    ((_, same), (_, one_more)) = made.what_if
+    assert [split.mean for split in same.splits] == pytest.approx([split.mean for split in made.splits], rel=0.01)
+    assert one_more.splits[0].mean == pytest.approx(made.splits[0].mean, rel=0.02)

@@ -13,6 +13,7 @@ from quorate.planning.world import Floats, World
 
 _MOST_CELLS = 40_000_000  # rounds × splits × machines: a second or two
 _MOST_ROUNDS, _FEWEST_ROUNDS = 6_000, 60
+_ROUGHLY = 8
 
 
 class Finished(NamedTuple):
@@ -21,10 +22,10 @@ class Finished(NamedTuple):
     transfers: Floats  # (splits,)
 
 
-def let_finish(world: World) -> Finished:
+def let_finish(world: World, roughly: bool = False) -> Finished:
     """Play rounds in which a late worker first finishes what it has, and then takes part in the open round."""
     machines = world.machines
-    rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, _MOST_CELLS // machines**2))
+    rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, _MOST_CELLS // machines**2) // (_ROUGHLY if roughly else 1))
     warm_up = rounds // 10  # until stragglers are spread over their work as they will be
     quorum = np.arange(machines)  # the place of the N-th arrival, by split
     splits = np.arange(machines)

@@ -57,9 +57,16 @@ def fit_laws(seconds: Floats) -> list[Fit]:
 
 def draws(law: Independent, shape: tuple[int, int], random: np.random.Generator) -> Floats:
     """Independent times from a law."""
-    inverse = law.inverse()
-    levels = np.clip(random.random(shape), 1e-12, 1 - 1e-12)
-    return np.array([inverse(level) for level in levels.ravel().tolist()]).reshape(shape)
+    match law:
+        case ShiftedExponential():
+            found = law.shift + random.exponential(law.exp_mean, shape)
+        case Lognormal():
+            found = random.lognormal(math.log(law.median), law.sigma, shape)
+        case Pareto():
+            found = law.scale * (1.0 - random.random(shape)) ** (-1.0 / law.alpha)
+        case _:
+            raise AssertionError(law)
+    return np.asarray(found, dtype=np.float64)
 
 
 def _distance(law: Independent, times: Floats) -> float:

@@ -16,11 +16,12 @@ from quorate.planning.world import World
 def world_of_csv(paths: Sequence[Path]) -> World:
     """Every step is a round: the workers of such a script wait for each other in each."""
     found = read_step_times(paths)
-    workers = sorted({worker for times in found.times.values() for worker in times})
+    workers = found.workers
+    column_of = {worker: column for column, worker in enumerate(workers)}
     seconds = np.full((len(found.times), len(workers)), np.nan)
     for row, step in enumerate(sorted(found.times)):
         for worker, took in found.times[step].items():
-            seconds[row, workers.index(worker)] = took
+            seconds[row, column_of[worker]] = took
     regimes = find_regimes(seconds)
     seconds, _ = fill_in(seconds, ~np.isnan(seconds), regimes, np.random.default_rng(0))
     return World(

@@ -17,6 +17,7 @@ from quorate.planning.world import CANCEL, FINISH, Floats, World
 from quorate.trace import feed, read_lenient
 
 _MOST_ROUNDS = 20_000  # the last ones: enough for any plan, and a long trace is planned as quickly as a short one
+_MANY_CUT = 0.1  # of the rounds: where fewer have cancelled work, what is guessed hardly matters
 PARTS = ("data", "compute", "transfer")
 
 
@@ -43,6 +44,11 @@ def world_of_trace(path: Path) -> tuple[World, str]:
     regimes = find_regimes(seconds)
     full, unknown = fill_in(seconds, observed, regimes, np.random.default_rng(0))
     workers = sorted(set(tickets.worker))
+    if len(unknown) == len(workers):
+        raise BadInput(
+            f"{source}: no worker finished often enough before its round was over to say how long it takes; "
+            "record a longer run, or one that waits for more arrivals (full-sync shows them all)"
+        )
     if unknown:
         names = ", ".join(str(workers[column]) for column in unknown)
         some = f"worker{'s' if len(unknown) > 1 else ''} {names}"
@@ -50,11 +56,12 @@ def world_of_trace(path: Path) -> tuple[World, str]:
             f"{some} hardly ever finished before the round was over: figures that wait for all are lower bounds; "
             "record with full-sync, or with --late finish, to see them"
         )
-    elif not observed.all(axis=1).any():
-        seen = int(np.quantile(observed.sum(axis=1), 0.95))
+    elif (cut := (~np.isnan(seconds) & ~observed).any(axis=1)).mean() > _MANY_CUT:
+        seen = int(np.median(observed[cut].sum(axis=1)))
+        mostly = "" if cut.all() else f" in {cut.mean():.0%} of its rounds"
         notes.append(
-            f"the run waited for {seen} of {len(workers)} arrivals: what the others need is guessed from how late they "
-            "were when cancelled; a run with full-sync, or with --late finish, would show it"
+            f"the run waited for {seen} of {len(workers)} arrivals{mostly}: what the others need is guessed from how "
+            "late they were when cancelled; a run with full-sync, or with --late finish, would show it"
         )
     overhead = [
         tickets.opened_s[version + 1] - filled
@@ -70,7 +77,7 @@ def world_of_trace(path: Path) -> tuple[World, str]:
         workers=tuple(workers),
         unseen=frozenset(workers[column] for column in unknown),
         overhead_s=max(0.0, float(np.mean(overhead))) if overhead and real else 0.0,
-        transfer_s=transfer,
+        transfer_s=None if transfer is None else _filled_transfers(transfer, full),
         batch_size=batch,
         batches_per_epoch=math.ceil(samples / batch) if samples else None,
         model_bytes=header.get("parameter_bytes") or None,
@@ -100,7 +107,7 @@ def _by_round(tickets: TicketTimes) -> Table:
     column_of = {worker: column for column, worker in enumerate(sorted(set(tickets.worker)))}
     shape = len(versions), len(column_of)
     seconds, observed = np.full(shape, np.nan), np.zeros(shape, dtype=np.bool_)
-    transfer = np.zeros(shape) if tickets.parts else None
+    transfer = np.full(shape, np.nan) if tickets.parts else None
     for place, version in enumerate(tickets.version):
         row, column, took = row_of.get(version), column_of[tickets.worker[place]], tickets.seconds[place]
         if row is None or took is None or not math.isnan(seconds[row, column]):
@@ -115,7 +122,11 @@ def _by_round(tickets: TicketTimes) -> Table:
 
 
 def _by_index(tickets: TicketTimes) -> Table:
-    """Workers that never wait for each other have no rounds: row i holds what each did at the same share of its run."""
+    """Workers that never wait for each other have no rounds: a row holds what each began next after the same instant.
+
+    Instants, and not a share of the worker's own tickets, so that what was slow together stays together. What was
+    under way at that instant is no fair sample: long tickets are under way more often.
+    """
     mine: dict[int, list[int]] = {}
     for place, worker in enumerate(tickets.worker):
         if tickets.seconds[place] is not None:
@@ -124,16 +135,31 @@ def _by_index(tickets: TicketTimes) -> Table:
     rounds = min(_MOST_ROUNDS, max((len(places) for places in mine.values()), default=0))
     shape = rounds, len(workers)
     seconds, observed = np.full(shape, np.nan), np.zeros(shape, dtype=np.bool_)
-    transfer = np.zeros(shape) if tickets.parts else None
+    transfer = np.full(shape, np.nan) if tickets.parts else None
+    instants = np.arange(rounds) * (tickets.ended_s / max(1, rounds))
     for column, worker in enumerate(workers):
         places = mine.get(worker, [])
-        for row in range(rounds if places else 0):
-            place = places[row * len(places) // rounds]
+        starts = np.array([tickets.started_s[place] for place in places])
+        for row, next_one in enumerate(np.searchsorted(starts, instants).tolist()):
+            if next_one >= len(places):
+                break  # it began nothing more
+            place = places[next_one]
             seconds[row, column] = max(tickets.seconds[place] or 0.0, 1e-9)
             observed[row, column] = tickets.observed[place]
             if transfer is not None and place in tickets.parts:
                 transfer[row, column] = tickets.parts[place].transfer_s
     return seconds, observed, transfer, np.full(rounds, tickets.ended_s / max(1, rounds))
+
+
+def _filled_transfers(transfer: Floats, seconds: Floats) -> Floats:
+    """What was not seen of communication is what the worker usually needs, or all of them."""
+    seen = ~np.isnan(transfer)
+    anyone = float(np.median(transfer[seen])) if seen.any() else 0.0
+    usual = [
+        float(np.median(column[there])) if there.any() else anyone
+        for column, there in zip(transfer.T, seen.T, strict=True)
+    ]
+    return np.minimum(np.where(seen, transfer, usual), seconds)
 
 
 def _slowest_parts(tickets: TicketTimes) -> dict[int, str] | None:

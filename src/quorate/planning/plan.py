@@ -224,8 +224,12 @@ class _Maker:
         if change is not None and change.without:
             world, model = remove(world, list(change.without)), None
         size = None if change is None else change.machines
-        if size is None and not (change is not None and change.without):
-            size = self.asked
+        if size is None and self.asked is not None:
+            size = self.asked - (0 if change is None else len(set(change.without)))
+            if size < 1:
+                raise BadInput(
+                    f"what-if {change.text if change else ''!r} leaves no machine of {self.asked}; name fewer"
+                )
         if size is not None and size != world.machines:
             world = world_of_latency(model, size, self.seed) if model is not None else resize(world, size, self.seed)
         if change is not None and change.network is not None:
@@ -233,12 +237,14 @@ class _Maker:
         times = split_times(world, self.late)
         if model is not None:
             times = _made_exact(times, model, world.machines, self.late)
+        notes = [*world.notes]
+        if self.model is not None and (least := finite_from(self.model)) is not None:
+            times = _made_endless(times, self.model, least, self.late)
+            notes.append(f"the mean of {self.model.text()} is infinite: an update has a mean from b={least} backups on")
         found = recommend(times, self.effort, world.known)
-        notes = [*world.notes, *self._too_wide(world, times, found)]
-        if model is not None and not np.isfinite(times.mean).all():
-            least = finite_from(model)
-            if least is not None:
-                notes.append(f"the mean of {model.text()} is infinite: an update has a mean from b={least} backups on")
+        notes += self._too_wide(world, times, found)
+        if (beyond := self.effort.beyond(found.quorum)) is not None:
+            notes.append(beyond)
         relative, time = times_to_target(times, self.effort)
         fewest = float(self.effort.updates(times.gradients).min())
         return Plan(
@@ -257,7 +263,7 @@ class _Maker:
 
     def _best_time(self, world: World, shares: Floats) -> float:
         """Time of the best split, when workers bring gradients of different weight."""
-        times = split_times(world, self.late)
+        times = split_times(world, self.late, roughly=True)
         if (shares != 1.0).any():
             order = np.argsort(world.seconds, axis=1)
             weight = np.cumsum(shares[order], axis=1).mean(axis=0)
@@ -285,11 +291,22 @@ class _Maker:
 def _made_exact(times: SplitTimes, model: Latency, machines: int, late: str) -> SplitTimes:
     """Means by formula, where there is one; drawn ones beside them keep their medians and tails."""
     exact = exact_means(model, machines) if late == CANCEL else None
-    if exact is not None:
-        return replace(times, mean=exact, low=exact, high=exact)
-    least = finite_from(model)
-    if least is None:
-        return times
+    return times if exact is None else replace(times, mean=exact, low=exact, high=exact)
+
+
+def _made_endless(times: SplitTimes, model: Latency, least: int, late: str) -> SplitTimes:
+    """Splits with fewer than `least` backups have no mean, whatever was drawn; refused where none has."""
+    if late == FINISH:
+        raise BadInput(
+            f"the mean of {model.text()} is infinite, and late work is left to finish: in the long run every worker is "
+            f"stuck, whatever the split; cancel late work (--late cancel), and an update has a mean from b={least} on"
+        )
+    machines = len(times.mean)
+    if machines <= least:
+        raise BadInput(
+            f"the mean of {model.text()} is infinite: an update has a mean from b={least} backups on, which takes "
+            f"{least + 1} machines or more; give more (--machines)"
+        )
     endless = machines - np.arange(1, machines + 1) < least
     return replace(times, mean=np.where(endless, math.inf, times.mean), high=np.where(endless, math.inf, times.high))
 

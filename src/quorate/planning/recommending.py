@@ -63,16 +63,20 @@ def _reason(times: SplitTimes, relative: Floats, time: Floats, place: int, speed
             return "there is one machine"
         other = int(np.argmin(time[:-1]))
         slower, needs = mean[-1] / mean[other] - 1.0, relative[other] / relative[-1] - 1.0
+        waits = f"{slower:.1%} longer an update than" if slower >= 0.0005 else "no longer an update than"
         return (
-            f"waiting for all {machines} takes {slower:.1%} longer an update than {_split(other, machines)}, "
-            f"which needs {needs:.1%} more updates: no backup pays"
+            f"waiting for all {machines} takes {waits} {_split(other, machines)}, "
+            f"which needs {_more(needs)} updates: no backup pays"
         )
-    wait = "never ends on average" if speedup is None else f"takes {mean[-1] / mean[place] - 1.0:.0%} longer an update"
+    longer = mean[-1] / mean[place] - 1.0
+    lasts = f"takes {longer:.0%} longer an update" if longer < 10 else f"takes {longer + 1:,.3g}× as long an update"
+    wait = "never ends on average" if speedup is None else lasts
     extra = relative[place] / relative[-1] - 1.0
     gain = "" if speedup is None else f", so the target is reached {speedup:.2f}× as fast"
     last = machines - place - 1
     some = "the last gradient" if last == 1 else f"the last {last} gradients"
-    return f"waiting for {some} {wait}, and doing without costs {extra:.1%} more updates{gain}"
+    price = f"costs {extra:.1%} more updates" if extra >= 0 else f"saves {-extra:.1%} of the updates"
+    return f"waiting for {some} {wait}, and doing without {price}{gain}"
 
 
 def _changes(times: SplitTimes, effort: Effort, time: Floats, place: int, known: int) -> list[str]:
@@ -90,7 +94,10 @@ def _changes(times: SplitTimes, effort: Effort, time: Floats, place: int, known:
             )
         if len(good) and good[-1] < len(_NOISES) - 1:
             high = int(good[-1])
-            found.append(f"{_split(int(best[high + 1]), machines)} if it were above {_short(_NOISES[high])} batches")
+            what = "it" if found else "the noise scale"
+            found.append(
+                f"{_split(int(best[high + 1]), machines)} if {what} were above {_short(_NOISES[high])} batches"
+            )
     if place < machines - 1 and math.isfinite(time[-1]):
         even = times.mean[-1] * time[place] / time[-1]
         found.append(
@@ -102,6 +109,10 @@ def _changes(times: SplitTimes, effort: Effort, time: Floats, place: int, known:
 
 def _split(place: int, machines: int) -> str:
     return f"{place + 1}+{machines - place - 1}"
+
+
+def _more(share: float) -> str:
+    return f"{share:.1%} more" if share >= 0 else f"{-share:.1%} fewer"
 
 
 def _short(number: float) -> str:

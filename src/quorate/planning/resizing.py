@@ -14,20 +14,11 @@ from quorate.planning.world import Floats, World
 
 def resize(world: World, machines: int, seed: int = 0) -> World:
     """So many machines. More: others besides, from a fitted law; fewer: some of them, drawn anew each round."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng((seed, machines))  # never the stream that made the times that are there
     if machines == world.machines:
         return world
     if machines < world.machines:
-        order = np.argsort(random.random(world.seconds.shape), axis=1)[:, :machines]
-        smaller = replace(
-            world,
-            seconds=np.take_along_axis(world.seconds, order, axis=1),
-            transfer_s=None if world.transfer_s is None else np.take_along_axis(world.transfer_s, order, axis=1),
-            workers=tuple(range(machines)),
-        )
-        return smaller.noted(
-            f"{machines} of the {world.machines} measured workers, others in each round: an average over which to take"
-        )
+        return _fewer(world, machines, random)
     more = machines - world.machines
     levels = _levels(world)
     fits = fit_laws(world.seconds / levels)
@@ -40,10 +31,32 @@ def resize(world: World, machines: int, seed: int = 0) -> World:
     larger = replace(
         world,
         seconds=np.concatenate([world.seconds, extra], axis=1),
-        transfer_s=None,
+        transfer_s=None if world.transfer_s is None else _with_usual(world.transfer_s, more),
         workers=(*world.workers, *range(max(world.workers) + 1, max(world.workers) + 1 + more)),
     )
     return larger.noted(f"{world.machines} machines were measured; {more} more have {how}: an extrapolation")
+
+
+def _fewer(world: World, machines: int, random: np.random.Generator) -> World:
+    """Some of the workers. Those that hardly ever finished only where there are not enough others."""
+    unseen = [column for column, worker in enumerate(world.workers) if worker in world.unseen]
+    seen = [column for column in range(world.machines) if column not in unseen]
+    if unseen and machines >= len(seen):
+        fewest = world.with_columns(sorted(seen + unseen[: machines - len(seen)]))
+        return fewest.noted(f"{machines} of the {world.machines} measured workers: those that finished most often")
+    world = world.with_columns(seen)
+    order = np.argsort(random.random(world.seconds.shape), axis=1)[:, :machines]
+    smaller = replace(
+        world,
+        seconds=np.take_along_axis(world.seconds, order, axis=1),
+        transfer_s=None if world.transfer_s is None else np.take_along_axis(world.transfer_s, order, axis=1),
+        workers=tuple(range(machines)),
+        unseen=frozenset(),
+        slowest_part=None,  # the numbers are no longer those of the workers
+    )
+    return smaller.noted(
+        f"{machines} of {world.machines} measured workers, others in each round: an average over which to take"
+    )
 
 
 def remove(world: World, workers: list[int]) -> World:
@@ -76,6 +89,11 @@ def on_network(world: World, network: Network) -> World:
     arrives = np.empty_like(ready)
     np.put_along_axis(arrives, order, np.maximum(served, sorted_ready + own) + network.latency_s, axis=1)
     return replace(world, seconds=arrives, transfer_s=arrives - compute)
+
+
+def _with_usual(transfer_s: Floats, more: int) -> Floats:
+    usual = np.median(transfer_s, axis=1, keepdims=True)
+    return np.concatenate([transfer_s, np.repeat(usual, more, axis=1)], axis=1)
 
 
 def _levels(world: World) -> Floats:

@@ -16,6 +16,7 @@ from quorate.planning.world import Floats, World
 _AT_LEAST = 1.2  # times the middle worker; less is not worth a word
 _BLOCKS = 8  # stretches of the run; it must be slow in nearly all of them
 _ALWAYS = 0.85
+_MOST_GAINS = 5  # of the slowest the gain is worked out; each takes two plans
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,26 +64,36 @@ def find_slow(world: World, best_time: Callable[[World, Floats], float]) -> list
         return []
     ones = np.ones(world.machines)
     now = best_time(world, ones)
+    factors = np.median(ratios, axis=0)
+    columns.sort(key=lambda column: -float(factors[column]))
     for column in columns:
-        factor = float(np.median(ratios[:, column]))
+        factor = float(factors[column])
+        if len(found) >= _MOST_GAINS:
+            found.append(_slow(world, column, factor, None, None))
+            continue
         rest = [other for other in range(world.machines) if other != column]
         removed = best_time(world.with_columns(rest), ones[rest]) if len(rest) > 1 else None
         seconds, shares = world.seconds.copy(), ones.copy()
         seconds[:, column] /= factor
         shares[column] = 1.0 / factor
         less = best_time(replace(world, seconds=seconds), shares)
-        parts = world.slowest_part or {}
-        found.append(
-            SlowWorker(
-                worker=world.workers[column],
-                factor=factor,
-                part=parts.get(world.workers[column]),
-                is_bound=world.workers[column] in world.unseen,
-                gain_removed=None if removed is None else now / removed - 1.0,
-                gain_less_work=now / less - 1.0,
-            )
-        )
-    return sorted(found, key=lambda slow: -slow.factor)
+        gain_removed = None if removed is None else now / removed - 1.0
+        found.append(_slow(world, column, factor, gain_removed, now / less - 1.0))
+    return found
+
+
+def _slow(
+    world: World, column: int, factor: float, gain_removed: float | None, gain_less_work: float | None
+) -> SlowWorker:
+    worker = world.workers[column]
+    return SlowWorker(
+        worker=worker,
+        factor=factor,
+        part=(world.slowest_part or {}).get(worker),
+        is_bound=worker in world.unseen,
+        gain_removed=gain_removed,
+        gain_less_work=gain_less_work,
+    )
 
 
 def _ratios(seconds: Floats) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from quorate.planning.world import FINISH, Floats, World
 _BLOCKS = 20
 _T_95 = {4: 2.78, 9: 2.26, 19: 2.09}  # Student's t for 95 %, by degrees of freedom
 _EPOCH_ROUNDS = 200
-_FEW_ROWS = 400  # enough for the short rounds at the end of an epoch, of which there are few
+_MOST_ROWS, _FEWEST_ROWS, _MOST_CELLS = 400, 60, 60_000  # enough for the short rounds at the end of an epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +32,16 @@ class SplitTimes:
     transfers: Floats  # versions and gradients sent per update
 
 
-def split_times(world: World, late: str) -> SplitTimes:
-    """The time until the N-th arrival for every N, from the joint arrivals of each round."""
-    times = let_finish(world) if late == FINISH else None
+def split_times(world: World, late: str, roughly: bool = False) -> SplitTimes:
+    """The time until the N-th arrival for every N, from the joint arrivals of each round.
+
+    `roughly`: played for fewer rounds, where worlds are only held beside each other.
+    """
+    times = let_finish(world, roughly) if late == FINISH else None
     if times is None:
         return _cancelled(world)
-    low, high = _interval(times.updates, times.updates.mean(axis=0))
+    # Rounds are played more often than they were measured, which makes nothing surer.
+    low, high = _interval(times.updates[: world.rounds], times.updates.mean(axis=0))
     median, p99 = np.quantile(times.updates, (0.5, 0.99), axis=0)
     return SplitTimes(
         mean=times.updates.mean(axis=0),
@@ -107,8 +112,10 @@ def _epoch_ends(world: World, mean: Floats, quorums: Floats) -> tuple[Floats, Fl
     batches, machines = world.batches_per_epoch, world.machines
     if batches is None or batches > 200 * machines:
         return np.ones(machines), quorums
-    rows = world.seconds[:: max(1, world.rounds // _FEW_ROWS)]
-    mean_of_rows = np.sort(rows, axis=1).mean(axis=0)  # so that the sample's own error cancels
+    few = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST_CELLS // machines))
+    rows = world.seconds[:: max(1, world.rounds // few)]
+    arrivals = cache(lambda started: np.sort(rows[:, :started], axis=1).mean(axis=0))
+    mean_of_rows = arrivals(machines)  # so that the sample's own error cancels
     scale, gradients = np.empty(machines), np.empty(machines)
     for place, quorum in enumerate(range(1, machines + 1)):
         rounds = _rounds_of_epochs(batches, machines, quorum)
@@ -118,7 +125,7 @@ def _epoch_ends(world: World, mean: Floats, quorums: Floats) -> tuple[Floats, Fl
             if started == machines and taken == quorum:
                 ratio += count
                 continue
-            waits = float(np.partition(rows[:, :started], taken - 1, axis=1)[:, taken - 1].mean())
+            waits = float(arrivals(started)[taken - 1])
             ratio += count * (waits + world.overhead_s) / (mean_of_rows[place] + world.overhead_s)
         scale[place] = ratio / total
         gradients[place] = sum(taken * count for (_, taken), count in rounds.items()) / total

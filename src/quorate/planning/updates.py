@@ -11,6 +11,7 @@ import numpy as np
 from quorate.errors import BadInput
 from quorate.planning.world import Floats
 
+_LN_MOST = 600.0  # steep lines that are drawn on must not leave the range of numbers
 _FORM = '--iterations "50:137.5,70:99.8,100:76.2" (quorum:thousands of updates)'
 
 
@@ -26,6 +27,15 @@ class Effort:
     def is_absolute(self) -> bool:
         """Whether `updates` are counts; otherwise they mean something only beside each other."""
         return bool(self.points)
+
+    def beyond(self, quorum: int) -> str | None:
+        """A sentence, if the updates of this quorum are drawn on beyond those that were given."""
+        if not self.points or self.points[0][0] <= quorum <= self.points[-1][0]:
+            return None
+        return (
+            f"updates were given for quorums of {self.points[0][0]:g} to {self.points[-1][0]:g}; those of {quorum} are "
+            "an extrapolation"
+        )
 
     def updates(self, gradients: Floats) -> Floats:
         if self.points:
@@ -83,4 +93,5 @@ def _between(points: tuple[tuple[float, float], ...], gradients: Floats) -> Floa
     inside = np.interp(at, x, y)
     first, last = (y[1] - y[0]) / (x[1] - x[0]), (y[-1] - y[-2]) / (x[-1] - x[-2])
     inside = np.where(at < x[0], y[0] + first * (at - x[0]), inside)
-    return np.asarray(np.exp(np.where(at > x[-1], y[-1] + last * (at - x[-1]), inside)), dtype=np.float64)
+    ln_updates = np.where(at > x[-1], y[-1] + last * (at - x[-1]), inside)
+    return np.asarray(np.exp(np.clip(ln_updates, -_LN_MOST, _LN_MOST)), dtype=np.float64)
