@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,30 @@ def test_a_missing_library_gets_the_line_to_type(
     assert main(["watch", str(trace.path), "--no-open"]) == 2
     said = capsys.readouterr().err
     assert "the page needs uvicorn, which is not installed; type: pip install starlette uvicorn" in said
+
+
+@pytest.mark.parametrize(
+    ("how", "module"), [("--terminal", "quorate.cli._watching"), ("--no-open", "quorate.reporting.live.server")]
+)
+def test_a_signal_that_an_import_would_swallow_is_not_lost(
+    trace: GrowingTrace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, how: str, module: str
+) -> None:
+    """Large libraries try imports and catch everything; a Ctrl-C that comes then would be gone, and the page stay."""
+    begin(trace)
+    end(trace, 0)
+    real, came = builtins.__import__, []
+
+    def with_a_signal(name: str, *rest: Any) -> Any:
+        if name == module and not came:
+            came.append(name)
+            with suppress(BaseException):
+                signal.raise_signal(signal.SIGINT)
+        return real(name, *rest)
+
+    def no_server(_: object) -> None:
+        raise AssertionError("it serves")
+
+    monkeypatch.setattr("quorate.reporting.live.server.Server.run", no_server)
+    monkeypatch.setattr(builtins, "__import__", with_a_signal)
+    assert main(["watch", str(trace.path), how]) == 130
+    assert capsys.readouterr().err == "stopped watching; the run itself was not touched\n"

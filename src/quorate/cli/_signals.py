@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_BOTH = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 
@@ -34,6 +35,23 @@ def sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Put off Ctrl-C and SIGTERM to the end of the block, for imports: large libraries catch and so lose what comes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []  # numbers of signals
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _BOTH}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, signal.SIG_DFL if action is None else action)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _raise(_number: int, _frame: FrameType | None) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quorate.cli._signals import INTERRUPTED, TERMINATED, Stopped, Terminated
+from quorate.cli._signals import INTERRUPTED, TERMINATED, Stopped, Terminated, signals_wait
 from quorate.errors import BadInput
+
+if TYPE_CHECKING:
+    from quorate.reporting.live.server import Server
 
 
 def watch(
@@ -34,30 +38,29 @@ def watch(
     if terminal and (port is not None or no_open):
         raise BadInput(f"{'--port' if port is not None else '--no-open'} is for the page; leave it out with --terminal")
 
-    from quorate.reporting.live.follower import Follower, trace_file
+    try:
+        with signals_wait():
+            from quorate.reporting.live.follower import Follower, trace_file
 
-    first_look = Follower(trace_file(run))  # what is no trace is said at once, not on a page
-    try:
-        first_look.read()
-    finally:
-        first_look.close()
-    try:
+            if terminal:
+                from quorate.cli._watching import watch_in_terminal
+            else:
+                from quorate.reporting.live.server import Server
+        with closing(Follower(trace_file(run))) as first_look:
+            first_look.read()  # what is no trace is said at once, not on a page
         if terminal:
-            from quorate.cli._watching import watch_in_terminal
-
             watch_in_terminal(run)
         else:
-            _serve(run, port or 0, opens=not no_open)
+            _serve(run, Server, port or 0, opens=not no_open)
     except (KeyboardInterrupt, Terminated) as signal:
         status = TERMINATED if isinstance(signal, Terminated) else INTERRUPTED
         raise Stopped("stopped watching; the run itself was not touched", status) from None
 
 
-def _serve(run: Path, port: int, opens: bool) -> None:
-    from quorate.reporting.live.server import Server
+def _serve(run: Path, serving: type[Server], port: int, opens: bool) -> None:
     from quorate.reporting.live.watcher import Watcher
 
-    with Watcher(run) as watcher, Server(watcher, port) as server:
+    with Watcher(run) as watcher, serving(watcher, port) as server:
         typer.echo(f"watching {watcher.path}")
         if not watcher.path.exists():
             typer.echo("it is not there yet; the page waits for it")

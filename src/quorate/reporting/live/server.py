@@ -149,6 +149,7 @@ class Server:
                 ws="none",
                 lifespan="off",
                 log_config=None,
+                log_level="error",  # whoever sends nonsense to the port must not fill the terminal
                 proxy_headers=False,
                 access_log=False,  # it would print the token
                 server_header=False,
