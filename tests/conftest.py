@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import tempfile
@@ -68,12 +69,11 @@ class Belongings:
 
 
 def _children() -> set[int]:
-    return {
-        int(child)
-        for task in Path("/proc/self/task").iterdir()
-        if (task / "children").exists()
-        for child in (task / "children").read_text().split()
-    }
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that ended meanwhile
+            found |= {int(child) for child in (task / "children").read_text().split()}
+    return found
 
 
 def _descriptors() -> dict[int, str]:

@@ -92,7 +92,8 @@ def test_a_worker_is_hit(cell: dict[str, Any], report: Callable[[str], Any]) -> 
     if where == "start":
         assert found["lost"] == 0  # it was there in time for the first ticket
     elif what == "pause":
-        assert found["slowest_s"] > 0.1 or found["lost"] == 1
+        # What is loaded ahead may be loaded while its worker waits for the others: the pause then delays nobody.
+        assert found["slowest_s"] > 0.1 or found["lost"] == 1 or where == "prefetch"
     elif (where, what) == ("prefetch", "raise"):
         assert found["lost"] <= 1  # the error is told to whoever asks for the batch, and that may be another worker
     else:
