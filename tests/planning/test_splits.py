@@ -80,6 +80,14 @@ def test_short_rounds_at_the_end_of_an_epoch_are_foretold(tmp_path: Path) -> Non
         assert split.mean == pytest.approx(seconds, rel=0.05), f"{split.quorum}+{split.backups}"
 
 
+def test_short_rounds_bring_fewer_gradients_where_late_work_is_left_to_finish_too(tmp_path: Path) -> None:
+    latency = "shifted-exp:0.05,0.05"
+    made = plan(record(tmp_path / "run", latency, MACHINES, 0, 600, samples=21, late="finish"), late="finish")
+    assert made.splits[-1].mean == pytest.approx(measured(latency, MACHINES, 0, 600, samples=21), rel=0.05)
+    # 21 batches make 3 updates of 7 with 7+1, and 8, 8 and 5 with 8+0: neither needs fewer updates than the other.
+    assert made.splits[-1].updates == pytest.approx(made.splits[-2].updates, rel=0.02)
+
+
 def test_a_trace_without_rounds_will_do(tmp_path: Path) -> None:
     import quorate
 

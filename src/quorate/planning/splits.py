@@ -43,14 +43,16 @@ def split_times(world: World, late: str, roughly: bool = False) -> SplitTimes:
     # Rounds are played more often than they were measured, which makes nothing surer.
     low, high = _interval(times.updates[: world.rounds], times.updates.mean(axis=0))
     median, p99 = np.quantile(times.updates, (0.5, 0.99), axis=0)
+    scale, gradients = _epoch_ends(world)
+    scale[:-1] = 1.0  # with stragglers that are still busy, how long a short round takes is not known; it is few rounds
     return SplitTimes(
-        mean=times.updates.mean(axis=0),
-        low=low,
-        high=high,
+        mean=times.updates.mean(axis=0) * scale,
+        low=low * scale,
+        high=high * scale,
         median=median,
         p99=p99,
         wasted=times.wasted,
-        gradients=np.arange(1.0, world.machines + 1),
+        gradients=gradients,
         transfers=times.transfers,
     )
 
@@ -67,7 +69,7 @@ def _cancelled(world: World) -> SplitTimes:
     low, high = _interval(ordered, mean)
     median, p99 = _quantiles(ordered, world.regimes, counts)
     used, waste = np.cumsum(arrivals.mean(axis=0)), (world.machines - quorums) * arrivals.mean(axis=0)
-    scale, gradients = _epoch_ends(world, mean, quorums)
+    scale, gradients = _epoch_ends(world)
     return SplitTimes(
         mean=mean * scale,
         low=low * scale,
@@ -107,11 +109,11 @@ def _quantiles(ordered: Floats, regimes: tuple[slice, ...], counts: Floats) -> t
     return median, p99
 
 
-def _epoch_ends(world: World, mean: Floats, quorums: Floats) -> tuple[Floats, Floats]:
+def _epoch_ends(world: World) -> tuple[Floats, Floats]:
     """How the short rounds at the end of an epoch change the mean, and the mean gradients of an update."""
     batches, machines = world.batches_per_epoch, world.machines
     if batches is None or batches > 200 * machines:
-        return np.ones(machines), quorums
+        return np.ones(machines), np.arange(1.0, machines + 1)
     few = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST_CELLS // machines))
     rows = world.seconds[:: max(1, world.rounds // few)]
     arrivals = cache(lambda started: np.sort(rows[:, :started], axis=1).mean(axis=0))
