@@ -15,7 +15,7 @@ from quorate.reporting.live.snapshot import snapshot
 from quorate.reporting.live.state import LiveMetrics, Series
 from quorate.reporting.live.watcher import Watcher
 from quorate.reporting.report.gathering import gather
-from quorate.trace import feed, read_trace
+from quorate.trace import Update, feed, read_trace
 
 from .conftest import GrowingTrace
 from .runs import begin, end, round_of
@@ -178,3 +178,25 @@ def test_a_gradient_that_was_refused_counts_as_dropped() -> None:
     metrics.started(0.0, ticket)
     metrics.refused(1.0, ticket)
     assert [row["drop_share"] for row in snapshot(metrics)["workers"]["rows"]] == [0.1, 0.0, 0.0]
+
+
+def test_a_run_that_was_stopped_is_as_far_as_it_is() -> None:
+    metrics = LiveMetrics()
+    begin(metrics)
+    round_of(metrics, 0)
+    metrics.ended(1.0, 1, "stopped by SIGINT", None)
+    assert (metrics.share(), metrics.expected_updates) == (0.1, 10)
+
+
+def test_arrivals_beyond_a_fixed_quorum_are_not_counted() -> None:
+    """They are seen only where they come together with the last of the quorum, which is where a round was quick."""
+    metrics = LiveMetrics()
+    begin(metrics)
+    round_of(metrics, 0)
+    tickets = [Ticket(3 + worker, worker, 0, 1, 3 + worker, 4) for worker in range(3)]
+    for ticket in tickets:
+        metrics.started(1.0, ticket)
+    for ticket in tickets:
+        metrics.arrived(1.25, ticket, None)
+    metrics.applied(1.25, Update(2, tuple(tickets[:2]), None, "quorum", 1.0, None))
+    assert snapshot(metrics)["kth_arrival_s"] == {"k": [1, 2], "mean_s": [0.25, 0.625]}

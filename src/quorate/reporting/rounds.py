@@ -35,10 +35,12 @@ class KthMeans:
     """Mean seconds from a version to its k-th arrival.
 
     Rounds that ran out of batches are left out: the second arrival of a round of two says nothing of a round of
-    eight. So are updates made of stale gradients, which belong to no round.
+    eight. So are updates made of stale gradients, which belong to no round. Of a fixed quorum the arrivals beyond it
+    are left out too: only rounds in which they came together with the last one have them, and those were quick.
     """
 
     def __init__(self) -> None:
+        self.most: int | None = None  # arrivals of a round that count; None: all
         self.rounds = self.short_rounds = self.updates = 0
         self.sums: list[float] = []
         self.counts: list[int] = []
@@ -61,9 +63,13 @@ class KthMeans:
             if self._short:
                 self.short_rounds += 1
             else:
-                self._keep(self._seconds)
+                self._keep(self._seconds[: self.most])
         self._version, self._opened_at, self._short = update.version, time, False
         self._seconds.clear()
+
+    def run(self, header: dict[str, Any]) -> None:
+        policy = header.get("policy") or {}
+        self.most = next((policy[name] for name in ("quorum", "k") if isinstance(policy.get(name), int)), None)
 
     def _keep(self, seconds: list[float]) -> None:
         self.rounds += 1

@@ -9,6 +9,7 @@ import math
 from collections import deque
 from typing import Any, NamedTuple
 
+from quorate.coordinator import DATA_USED_UP, LIMIT_REACHED
 from quorate.errors import BadInput
 from quorate.events import Parts, Ticket
 from quorate.ledger import Ledger
@@ -128,6 +129,7 @@ class LiveMetrics(Metrics):
 
     def run(self, header: dict[str, Any]) -> None:
         super().run(header)
+        self.rounds.run(header)
         self._limits = header
         self.expected_updates = self._expected()
 
@@ -246,7 +248,7 @@ class LiveMetrics(Metrics):
 
     def share(self) -> float | None:
         """Of the whole run, where that is known."""
-        if self.ending is not None:
+        if self.ending in (LIMIT_REACHED, DATA_USED_UP):  # one that was stopped is as far as it is
             return 1.0
         own, samples = self._own_limits(), self.header.get("samples")
         if own is None:

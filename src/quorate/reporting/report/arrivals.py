@@ -28,6 +28,7 @@ class Arrivals(KthMeans):
 
     def __init__(self, header: dict[str, Any]) -> None:
         super().__init__()
+        self.run(header)
         self._chosen = {place: Durations(bins_per_e=400) for place in chosen_places(header)}
 
     def _keep(self, seconds: list[float]) -> None:
