@@ -29,9 +29,9 @@ class Histogram:
         self._bins: dict[int, int] = {}
 
     def add(self, value: float) -> None:
-        self.count += 1
-        self.total += value
         key = int(math.log(value) * _BINS_PER_E) if value > 1e-12 else -(10**6)
+        self.count += 1  # not before: what has no logarithm is not counted
+        self.total += value
         self._bins[key] = self._bins.get(key, 0) + 1
 
     @property

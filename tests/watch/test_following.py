@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import quorate
+from quorate.events import Ticket
 from quorate.reporting.live import follower as following
 from quorate.reporting.live.follower import Follower, trace_file
 from quorate.reporting.live.watcher import Watcher
@@ -178,3 +179,18 @@ def test_a_header_of_another_shape_is_no_end_of_the_watcher(trace: GrowingTrace,
     end(trace, 1)
     with Watcher(trace.path) as watcher:
         assert watcher.published.content["status"] in ("ended", "unreadable")
+
+
+@pytest.mark.parametrize("time", ["Infinity", "1e999", "NaN"])
+def test_a_time_that_is_none_is_damage(trace: GrowingTrace, time: str) -> None:
+    begin(trace)
+    round_of(trace, 0)
+    trace.started(1.0, Ticket(3, 0, 0, 1, 3, 4))
+    trace.arrived(1.5, Ticket(3, 0, 0, 1, 3, 4), None)
+    trace._write(f'{{"event":"apply","time":{time},"version":2,"tickets":[3],"reason":"quorum"}}\n')
+    with Watcher(trace.path) as watcher:
+        content = watcher.published.content
+    if time != "NaN":  # which compares as neither more nor less, and is shown as nothing
+        assert content["status"] == "unreadable"
+        assert "is damaged at line 15; what is shown is the run up to there" in content["problem"]
+    json.loads(watcher.published.body)

@@ -102,7 +102,7 @@ class Watcher:
         except BadInput as error:
             self._problem = str(error)
             return False
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
             self._problem = (
                 f"trace {str(self.path)!r} is damaged at line {self._told + 1}; what is shown is the run up to there"
             )
@@ -139,7 +139,13 @@ class Watcher:
         follower = self._follower
         try:
             shown = snapshot(self._metrics) if self._metrics.header else None
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):  # a header or a worker that is none
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+        ):  # a header or a worker that is none
             self._problem = self._problem or f"trace {str(self.path)!r} is damaged; quorate did not write it so"
             shown = None
         return {
