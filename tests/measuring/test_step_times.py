@@ -104,6 +104,7 @@ def test_no_more_than_ten_steps_are_warm_up(tmp_path: Path) -> None:
         ("step,worker,seconds\n0,0,0\n", "line 2: seconds is '0'"),
         ("step,worker,seconds\n0,0,nan\n", "line 2: seconds is 'nan'"),
         ("step,worker,seconds\n0,0,inf\n", "line 2: seconds is 'inf'"),
+        ("step,worker,seconds\n0,0,1e300\n", "line 2: seconds is '1e300'"),
         ("step,worker,seconds\n0,node3,1\n", "line 2: worker is 'node3', but it must be a whole number"),
         ("step,worker,seconds\n1.5,0,1\n", "line 2: step is '1.5'"),
         ("step,worker,seconds\n-1,0,1\n", "line 2: step is '-1'"),

@@ -105,3 +105,19 @@ def test_communication_of_cancelled_work_is_taken_off_too(tmp_path: Path) -> Non
     ((_, same), (_, one_more)) = made.what_if
     assert [split.mean for split in same.splits] == pytest.approx([split.mean for split in made.splits], rel=0.01)
     assert one_more.splits[0].mean == pytest.approx(made.splits[0].mean, rel=0.02)
+
+
+def test_a_gain_over_what_was_not_seen_is_not_named(tmp_path: Path) -> None:
+    """Worker 1 never arrives first: how long both take has only a lower bound, the time of the first."""
+    found = plan(record(tmp_path / "run", "shifted-exp:0.05,0.02*slow:1=9", 1, 1, 100)).recommendation
+    assert found.quorum == 1 and found.speedup is None
+    assert "takes longer than the run shows" in found.reason and "not seen" in found.changes[-1]
+
+
+def test_workers_that_never_finished_anything_are_left_out(tmp_path: Path) -> None:
+    import quorate
+
+    engine = quorate.Simulated(5, "shifted-exp:0.05,0.02", faults="lose:1@0.01;lose:2@0.02")
+    quorate.train(None, quorate.BackupSync(3, 2), engine, updates=100, out=tmp_path / "run")
+    made = plan(tmp_path / "run")
+    assert made.machines == 3 and any("workers 1, 2 never finished a ticket" in note for note in made.notes)

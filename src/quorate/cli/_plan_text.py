@@ -61,12 +61,13 @@ def answer(plan: Plan) -> str:
     pace = f"{seconds(found.seconds_per_update)} an update"
     full = plan.splits[-1]
     if plan.effort.is_absolute:
-        against = "" if not math.isfinite(full.time) else f" against {_duration(full.time)} with {full.quorum}+0"
+        against = "" if found.speedup is None else f" against {_duration(full.time)} with {full.quorum}+0"
         pace += f", {_duration(found.time)} to the target{against}"
     if found.speedup is not None and found.backups:
         pace += f" (×{found.speedup:.2f})"
     elif found.speedup is None:
-        pace += "; waiting for all has no finite mean"
+        endless = not math.isfinite(full.mean)
+        pace += "; waiting for all has no finite mean" if endless else "; how long all of them take was not seen"
     return f"{what}: {pace}."
 
 

@@ -18,6 +18,7 @@ from quorate.trace import feed, read_lenient
 
 _MOST_ROUNDS = 20_000  # the last ones: enough for any plan, and a long trace is planned as quickly as a short one
 _MANY_CUT = 0.1  # of the rounds: where fewer have cancelled work, what is guessed hardly matters
+FEWEST_ROUNDS = 20  # below which nothing is recommended
 PARTS = ("data", "compute", "transfer")
 
 
@@ -34,7 +35,7 @@ def world_of_trace(path: Path) -> tuple[World, str]:
             "record a run with two or more"
         )
     table = _by_index(tickets) if header["policy"]["name"] in WITHOUT_ROUNDS else _by_round(tickets)
-    seconds, observed, transfer, span = table
+    (seconds, observed, transfer, span), workers = _without_blanks(table, sorted(set(tickets.worker)), source, notes)
     real = header["engine"]["name"] != "simulated"
     if real and len(seconds) > 10:  # processes that start are slower than ever after
         seconds, observed, span = seconds[1:], observed[1:], span[1:]
@@ -43,7 +44,6 @@ def world_of_trace(path: Path) -> tuple[World, str]:
         raise too_few(source, 0, None)
     regimes = find_regimes(seconds)
     full, unknown = fill_in(seconds, observed, regimes, np.random.default_rng(0))
-    workers = sorted(set(tickets.worker))
     if len(unknown) == len(workers):
         raise BadInput(
             f"{source}: no worker finished often enough before its round was over to say how long it takes; "
@@ -90,10 +90,12 @@ def world_of_trace(path: Path) -> tuple[World, str]:
 
 def too_few(source: str, rounds: int, needed: int | None) -> BadInput:
     """The refusal of a source with too few rounds, with how many it takes."""
-    wanted = "at least 20" if needed is None else f"about {needed:,}"
+    found = f"{source} has {rounds} whole round{'' if rounds == 1 else 's'}, too few to decide"
+    if needed is None or needed <= FEWEST_ROUNDS:
+        return BadInput(f"{found}; about {FEWEST_ROUNDS} are needed at least: record a longer run")
     return BadInput(
-        f"{source} has {rounds} whole round{'' if rounds == 1 else 's'}, too few to decide; {wanted} are needed for "
-        "the interval wanted: record a longer run, or ask for a wider interval (--interval 0.2)"
+        f"{found}; about {needed:,} are needed for the interval wanted: record a longer run, or ask for a wider "
+        f"interval (--interval 0.2) of {FEWEST_ROUNDS} rounds or more"
     )
 
 
@@ -149,6 +151,22 @@ def _by_index(tickets: TicketTimes) -> Table:
             if transfer is not None and place in tickets.parts:
                 transfer[row, column] = tickets.parts[place].transfer_s
     return seconds, observed, transfer, np.full(rounds, tickets.ended_s / max(1, rounds))
+
+
+def _without_blanks(table: Table, workers: list[int], source: str, notes: list[str]) -> tuple[Table, list[int]]:
+    """Without workers of which no ticket came to any end, and without rows that nobody is in."""
+    seconds, observed, transfer, span = table
+    there = ~np.isnan(seconds)
+    rows = [bool(row.any()) for row in there]
+    columns = [bool(column.any()) or not any(rows) for column in there.T]
+    if sum(columns) < 2:
+        raise BadInput(f"{source}: fewer than two workers ever finished a ticket; record a run in which they live")
+    if not all(columns):
+        gone = [str(worker) for worker, is_there in zip(workers, columns, strict=True) if not is_there]
+        notes.append(f"worker{'s' if len(gone) > 1 else ''} {', '.join(gone)} never finished a ticket: left out")
+    kept = np.ix_(rows, columns)
+    table = seconds[kept], observed[kept], None if transfer is None else transfer[kept], span[rows]
+    return table, [worker for worker, is_there in zip(workers, columns, strict=True) if is_there]
 
 
 def _filled_transfers(transfer: Floats, seconds: Floats) -> Floats:

@@ -16,7 +16,7 @@ from quorate.planning.exact import exact_means, finite_from
 from quorate.planning.fits import Fit, fit_laws
 from quorate.planning.from_csv import world_of_csv
 from quorate.planning.from_latency import world_of_latency
-from quorate.planning.from_trace import too_few, world_of_trace
+from quorate.planning.from_trace import FEWEST_ROUNDS, too_few, world_of_trace
 from quorate.planning.others import Estimate, estimate_others
 from quorate.planning.recommending import Recommendation, recommend, times_to_target
 from quorate.planning.resizing import on_network, remove, resize
@@ -26,7 +26,6 @@ from quorate.planning.updates import Effort, effort_of_iterations, effort_of_noi
 from quorate.planning.what_if import WhatIf, parse_what_if
 from quorate.planning.world import CANCEL, FINISH, Floats, World
 
-_FEWEST_ROUNDS = 20
 DEFAULT_INTERVAL = 0.05
 
 
@@ -278,8 +277,8 @@ class _Maker:
         place = found.quorum - 1
         half = (times.high[place] - times.low[place]) / 2 / times.mean[place]
         needed = math.ceil(world.rounds * (half / self.interval) ** 2) if math.isfinite(half) else None
-        if world.rounds < _FEWEST_ROUNDS:
-            raise too_few(world.source, world.rounds, max(_FEWEST_ROUNDS, needed or 0))
+        if world.rounds < FEWEST_ROUNDS:
+            raise too_few(world.source, world.rounds, needed)
         if half <= self.interval or needed is None:
             return []
         return [

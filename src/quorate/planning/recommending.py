@@ -24,7 +24,7 @@ class Recommendation:
     backups: int
     seconds_per_update: float
     time: float  # to the target: seconds where updates are known, else per update that all machines would make
-    speedup: float | None  # over waiting for all; None where that never ends
+    speedup: float | None  # over waiting for all; None where that never ends, or was not seen
     reason: str
     changes: tuple[str, ...]  # when it would be another
 
@@ -43,7 +43,7 @@ def recommend(times: SplitTimes, effort: Effort, known: int) -> Recommendation:
     candidates = np.where(np.arange(machines) < known, time, math.inf)
     place = int(np.argmin(candidates))
     backups = machines - place - 1
-    speedup = float(time[-1] / time[place]) if math.isfinite(time[-1]) else None
+    speedup = float(time[-1] / time[place]) if math.isfinite(time[-1]) and known == machines else None
     return Recommendation(
         policy="backup" if backups else "full-sync",
         quorum=place + 1,
@@ -70,13 +70,14 @@ def _reason(times: SplitTimes, relative: Floats, time: Floats, place: int, speed
         )
     longer = mean[-1] / mean[place] - 1.0
     lasts = f"takes {longer:.0%} longer an update" if longer < 10 else f"takes {longer + 1:,.3g}× as long an update"
-    wait = "never ends on average" if speedup is None else lasts
+    if speedup is None:  # what is not seen has a lower bound, which is no basis for a gain
+        lasts = "never ends on average" if math.isinf(mean[-1]) else "takes longer than the run shows"
     extra = relative[place] / relative[-1] - 1.0
     gain = "" if speedup is None else f", so the target is reached {speedup:.2f}× as fast"
     last = machines - place - 1
     some = "the last gradient" if last == 1 else f"the last {last} gradients"
     price = f"costs {extra:.1%} more updates" if extra >= 0 else f"saves {-extra:.1%} of the updates"
-    return f"waiting for {some} {wait}, and doing without {price}{gain}"
+    return f"waiting for {some} {lasts}, and doing without {price}{gain}"
 
 
 def _changes(times: SplitTimes, effort: Effort, time: Floats, place: int, known: int) -> list[str]:
@@ -100,10 +101,8 @@ def _changes(times: SplitTimes, effort: Effort, time: Floats, place: int, known:
             )
     if place < machines - 1 and math.isfinite(time[-1]):
         even = times.mean[-1] * time[place] / time[-1]
-        found.append(
-            f"{_split(machines - 1, machines)} if waiting for all took under {even:.4g} s an update "
-            f"(now {times.mean[-1]:.4g} s)"
-        )
+        now = f"now {times.mean[-1]:.4g} s" if known == machines else "not seen"
+        found.append(f"{_split(machines - 1, machines)} if waiting for all took under {even:.4g} s an update ({now})")
     return found
 
 

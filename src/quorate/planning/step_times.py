@@ -17,6 +17,7 @@ COLUMNS = ("step", "worker", "seconds")
 # The first steps of a run compile, allocate and open files. Any that take this many times the worker's median go.
 _WARM_UP_FACTOR = 3.0
 _WARM_UP_MOST = 10
+_SHORTEST_S, _LONGEST_S = 1e-12, 1e9  # what is beyond is no step's time
 # A set of workers seen in a smaller share of steps is not a cluster of that size, but one with rows missing.
 _REGULAR_SHARE = 0.05
 
@@ -130,8 +131,8 @@ def _seconds(where: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (0 < value < math.inf):
-        raise BadInput(f"{where}: seconds is {text!r}, but it must be a finite number above 0")
+    if not (_SHORTEST_S <= value <= _LONGEST_S):
+        raise BadInput(f"{where}: seconds is {text!r}, but it must be a finite number above 0, at most {_LONGEST_S:g}")
     return value
 
 
