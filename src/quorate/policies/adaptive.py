@@ -19,7 +19,7 @@ from quorate.policies._arrival_times import (
     times_of,
     waits,
 )
-from quorate.policies._rounds import RoundPolicy
+from quorate.policies._timed_rounds import TimedRoundPolicy
 
 MEMORY_ROUNDS, MEMORIES = 400, 4  # rounds that are remembered, for each of the last numbers of live workers
 WARM_UP_ROUNDS = 5  # rounds that look at all workers before the first choice
@@ -34,7 +34,7 @@ TEST_EVERY = 8  # rounds between two looks at whether the cluster has changed
 QUICK_ROUNDS, RECENT_ROUNDS = 8, 24  # that are held against those before, to see whether the cluster has changed
 
 
-class AdaptiveBackup(RoundPolicy):
+class AdaptiveBackup(TimedRoundPolicy):
     """Backups, as many as pay: the quorum with the most progress a second, as in DBW and AdaSync.
 
     Progress of a version made of k gradients is 1/(1 + noise scale/(k·batch)), and simply k as long as the noise
@@ -169,17 +169,6 @@ class AdaptiveBackup(RoundPolicy):
             looking = self._warm_up or self._target > self._place
             return [*actions, SetTimer(time + wait_s, version, "looking further" if looking else "more than expected")]
         return actions
-
-    def _timer(self, time: float, key: int) -> Iterable[Action]:
-        if key != self._version:
-            return []  # that round is over
-        self._time_is_up = True
-        return self._close(time) if self._complete() else []
-
-    def _complete(self) -> bool:
-        # With nobody at work, nobody else can arrive: there is nothing to wait for.
-        over = (self._time_is_up or not self._busy) and not self._pinned
-        return (over and len(self._arrivals) >= self.needed) or super()._complete()
 
     def _why(self) -> str:
         have = len(self._arrivals)

@@ -9,13 +9,13 @@ from statistics import median
 
 from quorate.errors import BadInput, check_at_least
 from quorate.events import Action, SetTimer, Ticket
-from quorate.policies._rounds import RoundPolicy
+from quorate.policies._timed_rounds import TimedRoundPolicy
 
 WARM_UP_ROUNDS = 5  # rounds that wait for the whole quorum before a learned limit is trusted
 WINDOW_ROUNDS = 25  # rounds that a learned limit remembers
 
 
-class Deadline(RoundPolicy):
+class Deadline(TimedRoundPolicy):
     """A round closes at `quorum` arrivals (default: all workers) or after `limit` seconds.
 
     Without a `limit` it is learned: `slack` times the time in which half of the workers usually arrive. The
@@ -66,7 +66,6 @@ class Deadline(RoundPolicy):
     def _reset(self, workers: int) -> None:
         super()._reset(workers)
         self._opened_at = 0.0
-        self._time_is_up = False
         self._half_times: deque[float] = deque(maxlen=WINDOW_ROUNDS)
 
     def _opened(self, time: float) -> list[Action]:
@@ -86,17 +85,6 @@ class Deadline(RoundPolicy):
         if ticket.version == self._version and len(self._arrivals) + 1 == (len(self._live) + 1) // 2:
             self._half_times.append(time - self._opened_at)
         return super()._arrived(time, ticket)
-
-    def _timer(self, time: float, key: int) -> Iterable[Action]:
-        if key != self._version:
-            return []  # that round is over
-        self._time_is_up = True
-        return self._close(time) if self._complete() else []
-
-    def _complete(self) -> bool:
-        # With nobody at work, nobody else can arrive: there is nothing to wait for, limit or not.
-        over = (self._time_is_up or not self._busy) and not self._pinned
-        return (over and len(self._arrivals) >= self.needed) or super()._complete()
 
     def _why(self) -> str:
         if self._time_is_up and self.needed <= len(self._arrivals) < self.per_update:
