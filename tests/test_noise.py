@@ -142,7 +142,12 @@ def test_engines_measure_the_right_noise(name: str, tmp_path: Path, monkeypatch:
         assert abs(fmean(estimates) - truth) < 4 * error
         assert error < 0.4 * truth
     known = [record["noise_scale"] for record in with_norms if record["noise_scale"] is not None]
-    assert len(known) > 120 and all(value >= 0 for value in known)
+    # Real workers arrive in another order each time, so how often the gradient stands out from its noise varies.
+    assert len(known) > len(with_norms) / 2 and all(value >= 0 for value in known)
+    again = NoiseScale()
+    for record in with_norms:
+        again.add(Norms(*record["norms"]))
+        assert again.value == record["noise_scale"]
     assert "noise_scale" not in applied[5]
 
 
