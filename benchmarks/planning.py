@@ -109,7 +109,7 @@ def main() -> None:
     if given.local:
         for name, delay in DELAYS.items():
             if given.only in (None, name):
-                check(name, local(delay, 300), 1, [quorate.FullSync()], repeats=3)
+                check(name, local(delay, 200), 1, [quorate.FullSync()], repeats=2)
 
 
 if __name__ == "__main__":
