@@ -266,13 +266,17 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
     if isinstance(record, dict) and isinstance(record.get("event"), str):
         return record
     if number == 1:
-        raise BadInput(f"{str(path)!r} is not a quorate trace: its first line is no header")
+        raise BadInput(
+            f"{str(path)!r} is not a quorate trace: its first line is no header; give one that quorate wrote"
+        )
     raise BadInput(f"trace {str(path)!r} is torn: line {number} is not a whole record")
 
 
 def _check_header(path: Path, record: dict[str, Any]) -> None:
     if record["event"] != "run" or "schema" not in record:
-        raise BadInput(f"{str(path)!r} is not a quorate trace: its first line is no header")
+        raise BadInput(
+            f"{str(path)!r} is not a quorate trace: its first line is no header; give one that quorate wrote"
+        )
     wrong = why_not_readable(record["schema"])
     if wrong is not None:
         raise BadInput(f"trace {str(path)!r} {wrong}")
