@@ -181,18 +181,40 @@ def global_norm(tensors: Sequence[Tensor]) -> float:
     if not tensors:
         return 0.0
     if tensors[0].device.type == "cpu" and all(tensor.dtype == torch.float32 for tensor in tensors):
-        total = 0.0
-        for tensor in tensors:  # BLAS, twice as fast as torch's norm
-            flat = tensor.reshape(-1)
-            total += float(torch.dot(flat, flat))
-        norm = math.sqrt(total) if total >= 0 else math.nan
+        norm = _root(sum(map(_dot, tensors)))
     else:
         norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors)))))
     if math.isfinite(norm):
         return norm
     # A square may have overflowed; in double precision those of smaller types cannot.
-    total = sum(float(tensor.double().square().sum()) for tensor in tensors)
+    return _root(sum(map(_square, tensors)))
+
+
+def _dot(tensor: Tensor) -> float:
+    flat = tensor.reshape(-1)
+    return float(torch.dot(flat, flat))  # BLAS, twice as fast as torch's norm
+
+
+def _square(tensor: Tensor) -> float:
+    return float(tensor.double().square().sum())
+
+
+def _root(total: float) -> float:
     return math.sqrt(total) if total >= 0 else math.nan
+
+
+def squares(tensors: Sequence[Tensor]) -> list[float]:
+    """The square of each tensor's 2-norm. Where tensors are in several places, their norm is of all of these."""
+    found = [
+        _dot(one if one.data_ptr() % ALIGNMENT_BYTES == 0 else one.clone()) if one.dtype == torch.float32 else math.inf
+        for one in tensors
+    ]
+    return [value if math.isfinite(value) else _square(one) for value, one in zip(found, tensors, strict=True)]
+
+
+def norm_of_squares(found: Sequence[float]) -> float:
+    """The norm of all tensors together; for those of 32 bits, with the bits that `global_norm` gives."""
+    return _root(sum(found))
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quorate.engines.local import crew, pool
-from quorate.engines.local.silence import AnswerTimes, SilenceLimits
+from quorate.engines.processes.silence import AnswerTimes, SilenceLimits
 from tests.local.warm import WARM
 
 

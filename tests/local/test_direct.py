@@ -14,9 +14,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from quorate.engines._buffers import Buffers
-from quorate.engines.local import computing, direct
-from quorate.engines.local.computing import Cancelled, Computer
-from quorate.engines.local.memory import BlockLayout, Blocks, anonymous_file
+from quorate.engines.processes import computing, direct
+from quorate.engines.processes.computing import Cancelled, Computer, Place
+from quorate.engines.processes.memory import BlockLayout, Blocks, anonymous_file
 from quorate.task import BoundTask
 from tests.tasks import Toy, batch_norm_net
 
@@ -57,7 +57,6 @@ class Bench:
         self.version, self.gradient = self.blocks.add(), self.blocks.add()
         self.computer = Computer(
             bound,
-            self.blocks,
             seed=0,
             device=CPU,
             wire=wire,
@@ -71,12 +70,14 @@ class Bench:
         buffers = Buffers(model).newest()
         for view, buffer in zip(self.layout.buffers.views(self.layout.buffers_of(block)), buffers, strict=True):
             view.copy_(buffer)
-        self.computer.look_at(self.version, 0)
+        self.read = Place([(self.layout, block)], gradient=False)
+        self.computer.look_at(self.read, 0)
 
     def compute(self, batch: Any = None) -> list[Tensor | None]:
         block = self.blocks.block(self.gradient)
         block.fill_(255)  # what is not written shows
-        self.computed = self.computer.compute(batch, self.gradient, lambda: None)
+        place = Place([(self.layout, block)], gradient=True)
+        self.computed = self.computer.compute(batch, place, lambda: None)
         views = [view.clone() for view in self.layout.gradient.views(self.layout.gradient_of(block))]
         there = self.layout.mask_of(block).tolist() if self.computed.some_missing else [1] * len(views)
         return [view if present else None for view, present in zip(views, there, strict=True)]
@@ -348,7 +349,7 @@ def test_looking_between_layers_changes_no_bit(monkeypatch: pytest.MonkeyPatch, 
     with bench(task, check=lambda: looked.append(0)) as one:
         first = one.compute(batch)
         before = len(looked)
-        one.computer.look_at(one.version, 0)
+        one.computer.look_at(one.read, 0)
         assert same(one.compute(batch), first) and same(first, plain(task, batch))
         layers = sum(next(module.children(), None) is None for module in one.computer.model.modules())
         assert len(looked) - before >= 2 * layers - 1

@@ -16,7 +16,7 @@ import pytest
 import quorate
 from quorate import coordinator
 from quorate.engines.local import pool
-from quorate.engines.local.silence import AnswerTimes, SilenceLimits
+from quorate.engines.processes.silence import AnswerTimes, SilenceLimits
 from quorate.events import Arrived, Event, Ticket, WorkerJoined
 from tests.local.checking import EPOCHS, Watch, resume, train, versions_saved
 from tests.local.tasks import Disturbed, Mark, Mishap

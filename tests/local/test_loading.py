@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 import quorate
 from quorate.engines._batches import Batches
-from quorate.engines.local.loading import Loader
+from quorate.engines.processes.loading import Loader
 from quorate.ledger import Ledger
 from quorate.task import BoundTask
 from tests.tasks import Toy, toy_data

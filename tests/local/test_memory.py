@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import nn
 
-from quorate.engines.local import memory
-from quorate.engines.local.memory import BlockLayout, Blocks, Control, anonymous_file, available_bytes, gigabytes
-from quorate.engines.local.store import Block, Store
+from quorate.engines.local.store import Store
+from quorate.engines.processes import memory
+from quorate.engines.processes.blocks import Block
+from quorate.engines.processes.memory import BlockLayout, Blocks, Control, anonymous_file, available_bytes, gigabytes
 from quorate.errors import BadInput
 from tests.tasks import batch_norm_net, mlp
 

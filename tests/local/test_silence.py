@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quorate.engines.local.silence import AnswerTimes
+from quorate.engines.processes.silence import AnswerTimes
 
 seconds = st.floats(0, 1e4) | st.sampled_from([0.0, 0.5, 0.5000001, 3.0])
 stretches = st.lists(st.tuples(seconds, st.sampled_from([1, 2, 100, 254, 255, 256, 257])), max_size=6)

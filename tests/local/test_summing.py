@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from quorate.engines.local import summing
-from quorate.engines.local.memory import BlockLayout
-from quorate.engines.local.summing import Averager, Source
+from quorate.engines.processes import summing
+from quorate.engines.processes.memory import BlockLayout
+from quorate.engines.processes.summing import Averager, Source
 from quorate.flat import Flat
 
 SCALES = [1.0, 0.5, 2.0, 4 / 7, 1e-3]

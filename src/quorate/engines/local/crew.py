@@ -10,13 +10,14 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from time import monotonic, monotonic_ns
 
-from quorate.engines.local import messages
-from quorate.engines.local.memory import Control
-from quorate.engines.local.messages import Failed
 from quorate.engines.local.pool import Pool, how_it_ended, kill, process_state
-from quorate.engines.local.silence import AnswerTimes
-from quorate.engines.local.store import Block
 from quorate.engines.local.worker import STAGES, STARTING
+from quorate.engines.processes import messages
+from quorate.engines.processes.blocks import Block
+from quorate.engines.processes.live import Happening, Loss, Order
+from quorate.engines.processes.memory import Control
+from quorate.engines.processes.messages import Failed
+from quorate.engines.processes.silence import AnswerTimes
 from quorate.errors import BadInput, WorkerFailed
 from quorate.events import Ticket
 
@@ -27,18 +28,6 @@ DEATHS_ALLOWED = 8
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.1, 5.0
 _LOOK_EVERY_S = 0.1
 _UNANSWERED = 2  # orders a worker is sent; the second, so that it can go on at once when the first is over
-
-
-@dataclass
-class Order:
-    """A ticket that a worker was given and has not answered yet, with the blocks it uses."""
-
-    ticket: Ticket
-    version: Block
-    gradient: Block
-    packet: bytes
-    delay_s: float  # what it was told to wait before computing
-    cancelled: bool = False
 
 
 @dataclass
@@ -58,18 +47,6 @@ class Seat:
     why_killed: str | None = None  # if it was us
     failures: int = 0  # in a row
     told: Failed | None = None  # what it said before it ended
-
-
-@dataclass
-class Loss:
-    """A worker is gone; these were its unanswered orders."""
-
-    worker: int
-    orders: list[Order]
-    was_ready: bool
-
-
-Happening = tuple[Order, messages.Answer] | Loss | int  # an answer; a loss; a worker that is ready
 
 
 class Crew:
@@ -104,7 +81,7 @@ class Crew:
         work = messages.Work(
             ticket.id, ticket.version, ticket.batch, version.number, gradient.number, next_batch, delay_s
         )
-        order = Order(ticket, version, gradient, messages.pack_start(work), delay_s)
+        order = Order(ticket, version, gradient, delay_s, messages.pack_start(work))
         self._words[seat.number * Control.WORDS + Control.TICKET] = ticket.id
         if len(seat.orders) < _UNANSWERED:
             self._post(seat, order)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from quorate.engines.local import messages
+from quorate.engines.processes import messages
 from quorate.errors import QuorateError
 
 _BOOT = """

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from quorate.engines._batches import Batches
-from quorate.engines.local import messages
-from quorate.engines.local.computing import Cancelled, Computer
-from quorate.engines.local.loading import Loader
-from quorate.engines.local.memory import Blocks, Control
 from quorate.engines.local.sending import import_main, read_description, read_task
+from quorate.engines.processes import messages
+from quorate.engines.processes.computing import Cancelled, Computer, Place
+from quorate.engines.processes.loading import Loader
+from quorate.engines.processes.memory import Blocks, Control
 from quorate.errors import BadInput
 from quorate.ledger import Ledger
 
@@ -78,15 +78,18 @@ class Worker:
         ledger = Ledger(description["samples"], description["batch_size"], None, seed)
         batches = Batches(task, ledger, seed, device)
         self._loader = Loader(batches)
+        self._blocks = Blocks(blocks, description["block_bytes"])
+        self._places: dict[tuple[int, bool], Place] = {}
         self._computer = Computer(
             task,
-            Blocks(blocks, description["block_bytes"]),
             seed=seed,
             device=device,
             wire=description["wire"],
             look_through=description["look_through"],
             check=self._check,
         )
+        if self._computer.layouts[0].nbytes != description["block_bytes"]:
+            raise BadInput(f"task {task.name}: model() gives another model in a worker than in the main process")
         self._stage(IDLE)
 
     def serve(self) -> int:
@@ -124,13 +127,21 @@ class Worker:
         self._check()
         self._stage(FORWARD)
         computer = self._computer
-        computer.look_at(order.version_block, order.version)
-        computed = computer.compute(batch, order.gradient_block, self._backward_begins)
+        computer.look_at(self._place(order.version_block, gradient=False), (order.version_block, order.version))
+        computed = computer.compute(batch, self._place(order.gradient_block, gradient=True), self._backward_begins)
         if not computed.finite:
             return messages.pack_refused(order.ticket)
         compute_s = perf_counter() - loaded
         done = messages.Done(order.ticket, computed.loss, loaded - started, compute_s, computed.some_missing)
         return messages.pack_done(done)
+
+    def _place(self, block: int, gradient: bool) -> Place:
+        """A block as a version or as a gradient; now it may be the one, now the other."""
+        found = self._places.get((block, gradient))
+        if found is None:
+            piece = self._computer.layouts[0], self._blocks.block(block)
+            found = self._places[block, gradient] = Place([piece], gradient=gradient)
+        return found
 
     def _backward_begins(self) -> None:
         self._stage(BACKWARD)

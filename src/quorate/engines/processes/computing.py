@@ -1,9 +1,9 @@
-"""A worker's arithmetic: the gradient of a batch at a version, from shared memory into shared memory."""
+"""A worker's arithmetic: the gradient of a batch at a version, from memory that others wrote into memory they read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from quorate.engines._bench import check_dense
 from quorate.engines._buffers import BufferSlots
-from quorate.engines.local.direct import DirectLinears
-from quorate.engines.local.memory import BlockLayout, Blocks
-from quorate.errors import BadInput
+from quorate.engines.processes.direct import DirectLinears
+from quorate.engines.processes.memory import BlockLayout
 from quorate.learner import all_finite
 from quorate.task import BoundTask
 
@@ -32,78 +31,104 @@ class Computed(NamedTuple):
     some_missing: bool
 
 
+class Place:
+    """Memory that holds a version or a gradient: one block, or where the model is cut into shards, one of each.
+
+    lasting: the same memory will come again, so that it is worth letting a GPU know it.
+    """
+
+    def __init__(self, pieces: Sequence[tuple[BlockLayout, Tensor]], *, gradient: bool, lasting: bool = True) -> None:
+        self.memories, self.lasting = [memory for _, memory in pieces], lasting
+        self.wholes: list[Tensor] = []  # without buffers and masks
+        self.views: list[Tensor] = []
+        self.runs: list[Tensor] = []
+        self.buffers: list[Tensor] = []
+        self._masks: list[Tensor] = []
+        for layout, memory in pieces:
+            inside = layout.gradient if gradient else layout.params
+            whole = layout.gradient_of(memory) if gradient else layout.params_of(memory)
+            self.wholes.append(whole)
+            self.views += inside.views(whole)
+            self.runs += inside.runs(whole)
+            self.buffers += layout.buffers.views(layout.buffers_of(memory))
+            self._masks.append(layout.mask_of(memory))
+
+    def mark_absent(self, absent: Sequence[int]) -> None:
+        """Say which parameters have no gradient, by number; all others have one."""
+        first = 0
+        for mask in self._masks:
+            mask.fill_(1)
+            for number in absent:
+                if first <= number < first + len(mask):
+                    mask[number - first] = 0
+            first += len(mask)
+
+
 class Computer:
     """The model of one worker. It owns no parameters: it looks at those of the version it is asked for."""
 
     def __init__(
         self,
         task: BoundTask,
-        blocks: Blocks,
         *,
         seed: int,
         device: torch.device,
         wire: str,
         look_through: bool,
         check: Callable[[], None],
+        cut: Sequence[slice] = (slice(None),),
     ) -> None:
-        self._task, self._blocks = task, blocks
+        self._task = task
         self._look_through = look_through
         self._check = check
         self.model = task.model(seed, device)
         self.model.train()
         self.params = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._buffers = BufferSlots(self.model)
-        self.layout = BlockLayout(self.model, wire)
-        if self.layout.nbytes != blocks.block_bytes:
-            raise BadInput(f"task {task.name}: model() gives another model in a worker than in the main process")
+        self.layouts = [BlockLayout(self.model, wire, part) for part in cut]
         self._on_gpu = device.type == "cuda"
         writes_itself = not self._on_gpu and wire == "fp32"
         self._direct = DirectLinears(self.model, self.params, check) if writes_itself else None
-        self._versions: dict[int, _Place] = {}
-        self._gradients: dict[int, _Place] = {}
-        self._pinned: set[int] = set()
-        self._looking_at: tuple[int, int] | None = None
+        self._pinned: set[int] = set()  # addresses of memory
+        self._looking_at: Hashable = None
         self._hooks: list[Any] = []
         self._seen_dense = False
-        self._staging = _Staging(self.layout, device) if self._on_gpu else None
+        self._staging = _Staging(self.layouts, device) if self._on_gpu else None
         if self._staging is not None:
             for parameter, view in zip(self.params, self._staging.params, strict=True):
                 parameter.data = view
 
     # ------------------------------------------------------------ versions
 
-    def look_at(self, block: int, version: int) -> None:
-        """Compute with the parameters and buffers in this block from now on."""
-        place = self._versions.get(block)
-        if place is None:
-            place = self._versions[block] = _Place(self.layout, self._blocks.block(block), gradient=False)
-            self._pin(block)
-        if self._looking_at != (block, version):
-            self._looking_at = block, version
+    def look_at(self, place: Place, version: Hashable) -> None:
+        """Compute with the parameters and buffers there from now on; `version` is another when they are others."""
+        self._pin(place)
+        if self._looking_at != version:
+            self._looking_at = version
             if self._staging is not None:
-                self._staging.whole_params.copy_(place.whole, non_blocking=True)
+                for mine, theirs in zip(self._staging.whole_params, place.wholes, strict=True):
+                    mine.copy_(theirs, non_blocking=True)
             else:
                 for parameter, view in zip(self.params, place.views, strict=True):
                     parameter.data = view
         for mine, theirs in zip(self._buffers.tensors(), place.buffers, strict=True):  # the last forward changed ours
             mine.copy_(theirs)
 
-    def _pin(self, block: int) -> None:
-        """Let the GPU read and write this block itself. It may hold now a version, now a gradient."""
-        if self._on_gpu and block not in self._pinned:
-            self._pinned.add(block)
-            memory = self._blocks.block(block)
-            cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
+    def _pin(self, place: Place) -> None:
+        """Let the GPU read and write this memory itself. It may hold now a version, now a gradient."""
+        if not self._on_gpu or not place.lasting:
+            return
+        for memory in place.memories:
+            if memory.data_ptr() not in self._pinned:
+                self._pinned.add(memory.data_ptr())
+                cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+                torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
 
     # ------------------------------------------------------------ gradients
 
-    def compute(self, batch: Any, block: int, on_backward: Callable[[], None]) -> Computed:
-        """Forward and backward; the gradient, and what became of the buffers, are then in this block."""
-        place = self._gradients.get(block)
-        if place is None:
-            place = self._gradients[block] = _Place(self.layout, self._blocks.block(block), gradient=True)
-            self._pin(block)
+    def compute(self, batch: Any, place: Place, on_backward: Callable[[], None]) -> Computed:
+        """Forward and backward; the gradient, and what became of the buffers, are then in this place."""
+        self._pin(place)
         started = perf_counter()
         direct = self._direct
         if direct is not None:
@@ -130,7 +155,7 @@ class Computer:
         finite = math.isfinite(value) and (not self._look_through or all_finite(place.runs))
         return Computed(value, finite, missing)
 
-    def _write(self, place: _Place) -> bool:
+    def _write(self, place: Place) -> bool:
         """Copy what autograd kept for itself; True if the loss did not reach every parameter."""
         grads = [parameter.grad for parameter in self.params]
         if not self._seen_dense:
@@ -151,12 +176,12 @@ class Computer:
         if there:
             torch._foreach_copy_(there, here)
         if absent:
-            place.mask.fill_(1)
+            place.mark_absent(absent)
             for number in absent:
                 targets[number].zero_()
-                place.mask[number] = 0
         if self._staging is not None:
-            place.whole.copy_(self._staging.whole_gradient, non_blocking=True)
+            for theirs, mine in zip(place.wholes, self._staging.whole_gradient, strict=True):
+                theirs.copy_(mine, non_blocking=True)
         return bool(absent)
 
     # ------------------------------------------------------------ cancelling
@@ -180,23 +205,14 @@ class Computer:
                 self._hooks += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
 
 
-class _Place:
-    """A block, as parameters or as a gradient."""
-
-    def __init__(self, layout: BlockLayout, block: Tensor, gradient: bool) -> None:
-        inside = layout.gradient if gradient else layout.params
-        self.whole = layout.gradient_of(block) if gradient else layout.params_of(block)
-        self.views = inside.views(self.whole)
-        self.runs = inside.runs(self.whole)
-        self.buffers = layout.buffers.views(layout.buffers_of(block))
-        self.mask = layout.mask_of(block)
-
-
 class _Staging:
-    """Parameters and gradient on the device, each in one piece, so that each crosses over in one copy."""
+    """Parameters and gradient on the device, each in one piece a shard, so that each crosses over in one copy."""
 
-    def __init__(self, layout: BlockLayout, device: torch.device) -> None:
-        self.whole_params = torch.zeros(layout.params.nbytes, dtype=torch.uint8, device=device)
-        self.params = layout.params.views(self.whole_params)
-        self.whole_gradient = torch.zeros(layout.gradient.nbytes, dtype=torch.uint8, device=device)
-        self.gradient = layout.gradient.views(self.whole_gradient)
+    def __init__(self, layouts: Sequence[BlockLayout], device: torch.device) -> None:
+        params, gradients = [one.params for one in layouts], [one.gradient for one in layouts]
+        self.whole_params = [torch.zeros(one.nbytes, dtype=torch.uint8, device=device) for one in params]
+        self.params = [view for one, whole in zip(params, self.whole_params, strict=True) for view in one.views(whole)]
+        self.whole_gradient = [torch.zeros(one.nbytes, dtype=torch.uint8, device=device) for one in gradients]
+        self.gradient = [
+            view for one, whole in zip(gradients, self.whole_gradient, strict=True) for view in one.views(whole)
+        ]

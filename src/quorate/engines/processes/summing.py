@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from quorate.engines.local.memory import BlockLayout
+from quorate.engines.processes.memory import BlockLayout
 from quorate.flat import Flat
 
 #: Elements of a piece: measured, as few calls as keep it and one of a gradient in the cache.

@@ -30,12 +30,13 @@ def anonymous_file(name: str) -> int:
 class BlockLayout:
     """What is in a block: parameters (or a gradient), buffers, and one byte a parameter that says if it is there.
 
-    A gradient on a 16-bit wire has the same elements at the same places, as bfloat16.
+    A gradient on a 16-bit wire has the same elements at the same places, as bfloat16. Where the model is cut into
+    shards, a block is of one `part` of the parameters, and the buffers are in that of the first.
     """
 
-    def __init__(self, model: nn.Module, wire: str) -> None:
-        params = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        buffers = BufferSlots(model).tensors()
+    def __init__(self, model: nn.Module, wire: str, part: slice = slice(None)) -> None:
+        params = [parameter for parameter in model.parameters() if parameter.requires_grad][part]
+        buffers = [] if part.start else BufferSlots(model).tensors()
         self.params = Layout(params)
         self.gradient = self.params if wire == "fp32" else self.params.halved()
         self.buffers = Layout(buffers)
