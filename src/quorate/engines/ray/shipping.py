@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quorate.engines.ray.private_memory import own
 from quorate.errors import BadInput
 from quorate.task import READY_TASKS, BoundTask, load_task
 
 _FROM_FILES = "quorate_task_"  # how quorate.task names the modules it makes from files
 
 try:
-    _VERSION = version("quorate")
+    VERSION = version("quorate")
 except PackageNotFoundError:  # run from its source, without an installation
-    _VERSION = "of unknown version"
+    VERSION = "of unknown version"
 
 
 def ship(task: BoundTask) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def ship(task: BoundTask) -> dict[str, Any]:
     It is a plain dict, so that a node with another quorate can read whose it is.
     """
     parcel: dict[str, Any] = {
-        "quorate": _VERSION,
+        "quorate": VERSION,
         "name": task.name,
         "batch_size": task.batch_size,
         "source": task.source,
@@ -49,10 +50,10 @@ def ship(task: BoundTask) -> dict[str, Any]:
 
 def unship(parcel: dict[str, Any]) -> BoundTask:
     """The task, on a node; BadInput names what the node lacks."""
-    if parcel["quorate"] != _VERSION:
+    if parcel["quorate"] != VERSION:
         raise BadInput(
-            f"node {node_address()} has quorate {_VERSION}, but the run is of quorate {parcel['quorate']}; install the "
-            f"same there, e.g. with runtime_env={{'pip': ['quorate=={parcel['quorate']}']}}"
+            f"node {node_address()} has quorate {VERSION}, but the run is of quorate {parcel['quorate']}; install the "
+            f"same on every node, or let Ray do it with runtime_env={{'pip': ['quorate[ray]=={parcel['quorate']}']}}"
         )
     name = parcel["name"]
     with explained(name):
@@ -194,6 +195,7 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Tensor:
         place, dtype, shape, stride, offset = pid
         if place not in self._made:
-            self._made[place] = torch.from_numpy(self._arrays[place].copy())
-        storage = self._made[place].untyped_storage()
-        return torch.empty(0, dtype=getattr(torch, dtype)).set_(storage, offset, shape, stride)
+            self._made[place] = own(self._arrays[place])
+        memory = self._made[place]
+        first = memory.storage_offset() // getattr(torch, dtype).itemsize
+        return torch.empty(0, dtype=getattr(torch, dtype)).set_(memory.untyped_storage(), first + offset, shape, stride)
