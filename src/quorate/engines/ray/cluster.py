@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -244,15 +245,19 @@ class _sentences:  # noqa: N801 - it reads as what it gives
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if not isinstance(error, Exception) or isinstance(error, BadInput):
             return
-        said = first_line(error)
-        if "exceeds" in said.lower() or "too large" in said.lower():
+        text, said = str(error), first_line(error)
+        if "Failed to merge the Job" in text:
             raise BadInput(
-                f"working_dir cannot be sent to the nodes: {said}; keep large files out of it (runtime_env's "
-                f"'excludes', a .gitignore), or put them where every node reads them"
+                "the run and the Ray job it runs in both name a runtime_env or working_dir; give it once, to "
+                "`ray job submit`"
             ) from error
-        if "runtime env" in said.lower():
+        size = re.search(r"\(([^()]*)\) exceeds the maximum size of (\S+)\.", text)
+        if size is not None:
             raise BadInput(
-                f"the runtime_env of the run and that of the Ray job it runs in disagree: {said}; give it once, to "
-                f"`ray job submit`"
+                f"the working_dir has {size[1]}, and Ray sends at most {size[2]} to the nodes; keep large files out of "
+                f"it (runtime_env={{'excludes': […]}}, a .gitignore), or put them where every node reads them"
             ) from error
+        if type(error).__name__ == "RuntimeEnvSetupError":
+            why = (text.splitlines() + ["", ""])[1].strip() or said
+            raise BadInput(f"the nodes cannot make the runtime_env: {why}") from error
         raise BadInput(f"Ray could not be reached: {said}; `ray status` shows the cluster's state") from error

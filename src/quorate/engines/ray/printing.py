@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-import os
+import io
+import re
 import sys
+from contextlib import suppress
 from typing import Any
 
 _RAYS_OWN = "ray_print_logs"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def prints_to_stderr() -> None:
     """From now on until the connection ends, lines of workers go to standard error, in colour only in a terminal."""
-    try:
+    with suppress(ImportError, AttributeError):  # a Ray that has moved it prints as it pleases
         from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
-        from ray._private.worker import print_to_stdstream as _needed  # noqa: F401 - else Ray prints another way
-    except ImportError:
-        return  # a Ray that has moved it prints as Ray prints
-    dispatcher.remove_handler(_RAYS_OWN)
-    dispatcher.add_handler(_RAYS_OWN, _print)  # under Ray's name, so that Ray's shutdown removes it
+
+        dispatcher.remove_handler(_RAYS_OWN)
+        dispatcher.add_handler(_RAYS_OWN, _print)  # under Ray's name, so that Ray's shutdown removes it
+
+
+def print_what_is_left() -> None:
+    """Lines that many workers printed alike are held back for a while, to be counted; now they are shown."""
+    with suppress(ImportError, AttributeError):
+        from ray._private.ray_logging import stderr_deduplicator
+
+        for batch in stderr_deduplicator.flush():
+            _write(batch)
 
 
 def _print(data: dict[str, Any]) -> None:
-    from ray._private import worker
     from ray._private.ray_logging import stderr_deduplicator
 
-    batches = [data] if data.get("pid") == "autoscaler" else stderr_deduplicator.deduplicate(data)
-    coloured, before = sys.stderr.isatty(), os.environ.get("RAY_COLOR_PREFIX")
-    if not coloured:
-        os.environ["RAY_COLOR_PREFIX"] = "0"
-    try:
-        for batch in batches:
-            worker.print_worker_logs(batch, sys.stderr)
-    finally:
-        if not coloured:
-            os.environ.pop("RAY_COLOR_PREFIX", None)
-            if before is not None:
-                os.environ["RAY_COLOR_PREFIX"] = before
+    for batch in [data] if data.get("pid") == "autoscaler" else stderr_deduplicator.deduplicate(data):
+        _write(batch)
+
+
+def _write(batch: dict[str, Any]) -> None:
+    from ray._private.worker import print_worker_logs
+
+    text = io.StringIO()
+    print_worker_logs(batch, text)
+    sys.stderr.write(text.getvalue() if sys.stderr.isatty() else _COLOUR.sub("", text.getvalue()))
+    sys.stderr.flush()

@@ -100,7 +100,7 @@ def _check_answer(host: str, port: int, address: str) -> None:
         raise BadInput(f"address is {address!r}, but no machine named {host!r} is known here") from None
     except TimeoutError:
         raise BadInput(
-            f"nothing answered at {address} within {ANSWER_WITHIN_S:.0f} s; check the address, that Ray runs there "
+            f"nothing answered at {address} within {ANSWER_WITHIN_S:g} s; check the address, that Ray runs there "
             f"(`ray status`) and that the network lets this machine through"
         ) from None
     except OSError as error:
@@ -123,7 +123,7 @@ def _probe(address: str) -> dict[str, Any]:
         said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, IndexError, ValueError):
         raise BadInput(
-            f"something answers at {address}, but not as Ray does, within {SAY_WITHIN_S:.0f} s; give the address "
+            f"something answers at {address}, but not as Ray does, within {SAY_WITHIN_S:g} s; give the address "
             f"of the cluster's head as `ray start --head` prints it (port 6379 as a rule, not the dashboard's 8265)"
         ) from None
     if said.get("error") == "AuthenticationError":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.engines.ray import security
+from quorate.engines.ray.printing import print_what_is_left
 from quorate.errors import BadInput
 
 #: What the object store of a Ray of our own may take; memory is only used as objects fill it.
@@ -75,6 +76,7 @@ def end_connection() -> None:
     """Ray's connection of this process ends; processes that `ray.init` started end with it."""
     import ray
 
+    print_what_is_left()
     known = inspect.signature(ray.shutdown).parameters
     with untouched_signals():
         ray.shutdown(**({"wait_for_processes": True} if "wait_for_processes" in known else {}))
