@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quorate.engines import Engine, Local, Simulated
-from quorate.errors import BadInput, Diverged, QuorateError, QuorumLost, ReplayMismatch, WorkerFailed
+from quorate.engines import Engine, Local, Ray, Simulated
+from quorate.errors import BadInput, Diverged, LearnerLost, QuorateError, QuorumLost, ReplayMismatch, WorkerFailed
 from quorate.faults import Fault, Faults, parse_faults
 from quorate.latency import Latency, parse_latency
 from quorate.learner import Learning
@@ -64,6 +64,7 @@ __all__ = [
     "Interrupted",
     "KBatchSync",
     "Latency",
+    "LearnerLost",
     "Learning",
     "Local",
     "Measuring",
@@ -73,6 +74,7 @@ __all__ = [
     "Progress",
     "QuorateError",
     "QuorumLost",
+    "Ray",
     "Recorder",
     "Replay",
     "ReplayMismatch",

@@ -28,7 +28,15 @@ from typing import Any
 from quorate._tensor_state import check_can_save, check_same_tensors, find_safetensors, pack, store, tensors_in, unpack
 from quorate.errors import BadInput, check_at_least
 
-__all__ = ["CHECKPOINTS", "BackgroundWriter", "CheckpointFolder", "Loaded", "check_can_save", "check_same_tensors"]
+__all__ = [
+    "CHECKPOINTS",
+    "BackgroundWriter",
+    "CheckpointFolder",
+    "Loaded",
+    "check_can_save",
+    "check_same_tensors",
+    "save_or_explain",
+]
 
 CHECKPOINTS = "checkpoints"
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
@@ -65,6 +73,9 @@ class CheckpointFolder:
         return sorted(self._finished())
 
     # ------------------------------------------------------------ writing
+
+    def prepare(self) -> None:
+        """Called before a checkpoint is written: what it refers to must be on disk."""
 
     def save(self, version: int, state: dict[str, Any]) -> Path:
         """Write a checkpoint; on return it is on disk. On an OSError all is as it was before.
@@ -219,24 +230,29 @@ class BackgroundWriter:
 
     def _write(self, version: int, state: dict[str, Any]) -> None:
         try:
-            try:
-                self._folder.save(version, state)
-            except OSError as fault:
-                self._on_failure(self._sentence(version, fault))
-            else:
-                if self._on_saved is not None:
-                    self._on_saved(version)
+            refusal = save_or_explain(self._folder, version, state)
+            if refusal is not None:
+                self._on_failure(refusal)
+            elif self._on_saved is not None:
+                self._on_saved(version)
         except BaseException as fault:
             self._fault = fault
 
-    def _sentence(self, version: int, fault: OSError) -> str:
+
+def save_or_explain(folder: CheckpointFolder, version: int, state: dict[str, Any]) -> str | None:
+    """Write a checkpoint; a sentence if the disk refused it."""
+    try:
+        folder.prepare()
+        folder.save(version, state)
+    except OSError as fault:
         versions: list[int] = []
         with suppress(OSError):  # a disk that cannot be written may not be readable either
-            versions = self._folder.versions()
+            versions = folder.versions()
         last = f"the last one is version {versions[-1]}" if versions else "there is none before it"
         return (
             f"checkpoint of version {version} could not be written: {fault.strerror or fault}; training goes on, {last}"
         )
+    return None
 
 
 # ------------------------------------------------------------ steps of writing

@@ -25,6 +25,10 @@ class WorkerFailed(QuorateError, RuntimeError):  # noqa: N818
     """Workers fail again and again in the same way; the message has what the last one said."""
 
 
+class LearnerLost(QuorateError, RuntimeError):  # noqa: N818
+    """A part of the newest version is gone with the machine that held it; only a checkpoint has it."""
+
+
 class ReplayMismatch(QuorateError, RuntimeError):  # noqa: N818
     """A replayed run decided otherwise than the recorded one."""
 

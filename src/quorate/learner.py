@@ -47,13 +47,21 @@ class Learning:
 
 
 class Learner:
-    """Owns the newest version. Gradients are put into `.grad` of `params`; `step` makes the next version."""
+    """Owns the newest version. Gradients are put into `.grad` of `params`; `step` makes the next version.
 
-    def __init__(self, task: BoundTask, learning: Learning, seed: int, device: torch.device) -> None:
+    part: which of the model's parameters it has, where others have the rest; those are emptied here.
+    """
+
+    def __init__(
+        self, task: BoundTask, learning: Learning, seed: int, device: torch.device, part: slice = slice(None)
+    ) -> None:
         self.model = task.model(seed, device)
         self.learning = learning
         self.version = 0
-        self.params = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        everything = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.params = everything[part]
+        for parameter in set(everything).difference(self.params):
+            parameter.data = parameter.data.new_empty(0)
         self.flat = Flat.copy_of(self.params, device)
         self.point_at(self.flat)
         self.optimizer = task.optimizer(self.params)

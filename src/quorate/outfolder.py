@@ -51,16 +51,28 @@ class OutFolder:
         if self._made and self.path.is_dir() and not any(self.path.iterdir()):
             self.path.rmdir()
 
-    def finish(self, summary: dict[str, Any], parameters: dict[str, Tensor]) -> None:
+    def finish(self, summary: dict[str, Any]) -> None:
         text = json.dumps(summary, indent=2)
         (self.path / SUMMARY_FILE).write_text(text + "\n", encoding="utf-8")
-        if parameters:
-            try:
-                from safetensors.torch import save_file
-            except ImportError:
-                return  # a bare machine: the trace and the summary have all but the parameters
-            shared_safe = {name: tensor.contiguous().clone() for name, tensor in parameters.items()}
-            save_file(shared_safe, self.path / PARAMETERS_FILE)
+
+
+def save_parameters(path: Path, parameters: dict[str, Tensor]) -> None:
+    """Write parameters into a file."""
+    if not parameters:
+        return
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        return  # a bare machine: the trace and the summary have all but the parameters
+    save_file({name: tensor.detach().contiguous().clone() for name, tensor in parameters.items()}, path)
+
+
+def load_parameters(path: Path) -> dict[str, Tensor]:
+    """Read them; the file is mapped, so they take memory only where they are looked at."""
+    from safetensors.torch import load_file
+
+    parameters: dict[str, Tensor] = load_file(path)
+    return parameters
 
 
 class OldFolder(OutFolder):

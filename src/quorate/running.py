@@ -15,19 +15,21 @@ import torch
 from torch import Tensor
 
 from quorate._tensor_state import find_safetensors
-from quorate.checkpoint import BackgroundWriter, CheckpointFolder, check_can_save
+from quorate.checkpoint import CheckpointFolder
 from quorate.coordinator import LIMIT_REACHED, Coordinator
 from quorate.engines.base import Engine, Job
-from quorate.errors import BadInput, QuorumLost, WorkerFailed
-from quorate.learner import digest
+from quorate.errors import BadInput, LearnerLost, QuorumLost, WorkerFailed
 from quorate.limits import Limits
 from quorate.metrics import Metrics
-from quorate.outfolder import OutFolder
+from quorate.outfolder import PARAMETERS_FILE, OldFolder, OutFolder
 from quorate.stopping import Stop
 from quorate.trace import Recorder
 from quorate.tracewriting import TraceWriter
 
 DEFAULT_PATIENCE_S = 600.0
+#: An engine that may lose a part of the learner has a checkpoint taken so often, but not more than that share of time
+#: is spent on it (1/20).
+LOSABLE_EVERY_S, LOSABLE_SHARE = 1.0, 20.0
 
 try:
     VERSION = version("quorate")
@@ -95,7 +97,16 @@ def run(
         to_close.callback(_close_all, watchers)
         try:
             engine.open(job)
-            result = _run(job, engine, limits, folder, manner, state, metrics, watchers, to_close)
+            told = watchers  # of the past, where there is one
+            while True:
+                try:
+                    result = _run(job, engine, limits, folder, manner, state, metrics, watchers, told)
+                    break
+                except LearnerLost as lost:
+                    folder, state = _step_back(lost, folder, metrics.updates, watchers)
+                    metrics = Metrics()
+                    watchers[0] = metrics
+                    told = [metrics]  # the others know it already
         except Exception as error:
             early = not metrics.updates or (isinstance(error, BadInput) and len(metrics.evaluations) <= 1)
             if folder is not None and state is None and early:
@@ -103,8 +114,30 @@ def run(
                 folder.discard()  # a run that never got going is no run
             raise
     if folder is not None:
-        folder.finish(result.summary, result.parameters)
+        folder.finish(result.summary)
     return result
+
+
+def _step_back(
+    lost: LearnerLost, folder: OutFolder | None, version: int, watchers: list[Recorder]
+) -> tuple[OutFolder, dict[str, Any]]:
+    """Where to go on from when a part of the newest version is gone: the last checkpoint."""
+    if folder is None:
+        lost.add_note("(without a folder for checkpoints there is nothing to go back to; give out)")
+        raise lost
+    for watcher in watchers:
+        if isinstance(watcher, TraceWriter):
+            watcher.close()
+    watchers[:] = [watcher for watcher in watchers if not isinstance(watcher, TraceWriter)]
+    checkpoints = CheckpointFolder(folder.path)
+    try:
+        loaded = checkpoints.load()
+    except BadInput as nothing:
+        raise lost from nothing
+    for sentence in loaded.damaged:
+        _warn(sentence)
+    _warn(f"{lost}; the run steps back from version {version} to its checkpoint of version {loaded.version}")
+    return OldFolder(folder.path, loaded.state["trace_bytes"]), loaded.state
 
 
 def _run(
@@ -116,6 +149,22 @@ def _run(
     state: dict[str, Any] | None,
     metrics: Metrics,
     watchers: list[Recorder],
+    told: list[Recorder],
+) -> Result:
+    with ExitStack() as to_close:  # a checkpoint being written is finished, whatever happens
+        return _attempt(job, engine, limits, folder, manner, state, metrics, watchers, told, to_close)
+
+
+def _attempt(
+    job: Job,
+    engine: Engine,
+    limits: Limits,
+    folder: OutFolder | None,
+    manner: Manner,
+    state: dict[str, Any] | None,
+    metrics: Metrics,
+    watchers: list[Recorder],
+    told: list[Recorder],
     to_close: ExitStack,
 ) -> Result:
     if state is not None:
@@ -123,7 +172,7 @@ def _run(
         torch.set_rng_state(state["rng"])
     trace = None
     if folder is not None:
-        trace = folder.make(watchers)
+        trace = folder.make(told)
         watchers.append(trace)
     pace = _Pace(job, engine, limits, metrics, watchers, manner)
     coordinator = Coordinator(
@@ -151,6 +200,8 @@ def _run(
         for watcher in watchers:
             watcher.resumed(state["protocol"]["time"], state["protocol"]["version"], limits.options())
         coordinator.resume(state["protocol"])
+    if pace.checkpoints is not None and engine.may_lose_learner and state is None:
+        pace.checkpoints.take(0.0)  # there must be one to go back to
     try:
         with _no_garbage(job.task is None):
             time = coordinator.run()
@@ -160,12 +211,14 @@ def _run(
             error.add_note(pace.checkpoints.last_words(coordinator.last_time))
         raise
     pace.last_evaluation(coordinator.version, time)
-    parameters = engine.parameters()
+    fingerprint = engine.digest()
+    if folder is not None:
+        engine.write_parameters(folder.path / PARAMETERS_FILE)
     for watcher in watchers:
-        watcher.ended(time, coordinator.version, coordinator.why_over, digest(parameters) if parameters else None)
+        watcher.ended(time, coordinator.version, coordinator.why_over, fingerprint)
     return Result(
         metrics=metrics,
-        parameters=parameters,
+        parameters=engine.parameters(),
         averaged=engine.averaged_parameters(),
         out=None if folder is None else folder.path,
         summary=metrics.summary(),
@@ -181,23 +234,37 @@ class Checkpoints:
     ) -> None:
         self._out, self._trace, self._every = out, trace, every
         self._coordinator, self._engine = coordinator, engine
-        self._writer = BackgroundWriter(_TracedFolder(out, trace), self._failed)
+        self._writer = engine.checkpoint_writer(_TracedFolder(out, trace), self._failed)
         self._asked = False
+        self._began = self._took_s = 0.0  # the last one: when, and how long it took
+        self._is_timed = True
         self._wrong: str | None = None  # why the last one could not be written
 
     def _failed(self, sentence: str) -> None:
         self._wrong = sentence
         _warn(sentence)
 
-    def after_update(self, version: int) -> None:
+    def after_update(self, version: int, time: float) -> None:
         """Take one soon, if it is time and the last one is written."""
         self._asked = self._asked or (self._every is not None and version % self._every == 0)
-        if self._asked and not self._writer.busy:
+        if not self._asked and not (self._engine.may_lose_learner and time - self._began >= LOSABLE_EVERY_S):
+            return
+        if self._writer.busy:
+            return
+        if not self._is_timed:
+            self._is_timed, self._took_s = True, time - self._began
+        if self._asked or time - self._began >= LOSABLE_SHARE * self._took_s:
             self._asked = False
             self._coordinator.call_at_rest(self.take)
 
+    def move_learner(self, time: float) -> None:
+        """A part of the learner must go elsewhere: save it as it is, and go on from there."""
+        self.take_last(time)
+        raise LearnerLost("a node that holds a part of the learner has announced its end")
+
     def take(self, time: float) -> None:
         """Copy everything as it is now; the copy is written while the run goes on."""
+        self._began, self._is_timed = time, False
         try:
             position = self._trace.position()
         except OSError as error:
@@ -240,7 +307,7 @@ def _checkpoints(
     """What writes checkpoints; None, with a warning, where that cannot be done and nobody asked for them."""
     try:
         find_safetensors()
-        check_can_save(engine.state())  # rather now than after an hour
+        engine.check_can_save()  # rather now than after an hour
     except BadInput as error:
         if every is not None:
             raise
@@ -256,9 +323,8 @@ class _TracedFolder(CheckpointFolder):
         super().__init__(run)
         self._trace = trace
 
-    def save(self, version: int, state: dict[str, Any]) -> Path:
+    def prepare(self) -> None:
         self._trace.sync()
-        return super().save(version, state)
 
 
 def _close_all(watchers: list[Recorder]) -> None:
@@ -347,7 +413,10 @@ class _Pace:
             assert self.coordinator is not None
             self.coordinator.end_at_rest(asked)
         elif self.checkpoints is not None:
-            self.checkpoints.after_update(version)
+            self.checkpoints.after_update(version, time)
+            if self._engine.learner_leaves():
+                assert self.coordinator is not None
+                self.coordinator.call_at_rest(self.checkpoints.move_learner)
         return None
 
     def at_end(self, time: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quorate.engines.local import crew, pool
+from quorate.engines.processes import failures
 from quorate.engines.processes.silence import AnswerTimes, SilenceLimits
 from tests.local.warm import WARM
 
@@ -24,7 +25,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that fail again and again are started again without a rest."""
-    monkeypatch.setattr(crew, "_BACK_OFF_S", 0.001)
+    monkeypatch.setattr(failures, "_BACK_OFF_S", 0.001)
 
 
 @pytest.fixture

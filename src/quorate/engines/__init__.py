@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quorate.engines.base import Engine, Job, Outcome
 from quorate.engines.local import Local
+from quorate.engines.ray import Ray
 from quorate.engines.simulated import Simulated
 
-__all__ = ["Engine", "Job", "Local", "Outcome", "Simulated"]
+__all__ = ["Engine", "Job", "Local", "Outcome", "Ray", "Simulated"]

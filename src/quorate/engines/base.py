@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
+from quorate.checkpoint import BackgroundWriter, CheckpointFolder, check_can_save
 from quorate.errors import BadInput
 from quorate.events import Event, Ticket
-from quorate.learner import Learning
+from quorate.learner import Learning, digest
 from quorate.ledger import Ledger
 from quorate.noise import Norms
+from quorate.outfolder import save_parameters
 from quorate.policies import POLICIES, Policy
 from quorate.stopping import Stop
 from quorate.task import BoundTask
@@ -40,6 +44,20 @@ class Outcome(NamedTuple):
     norms: Norms | None = None  # on versions where they are taken (quorate.noise)
 
 
+class CheckpointWriter(Protocol):
+    """Writes one checkpoint at a time while the run goes on."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+
+    def submit(self, version: int, state: dict[str, Any]) -> None:
+        """Begin to write a checkpoint."""
+
+    def finish(self) -> None:
+        """Wait for the checkpoint being written."""
+
+
 class Engine(ABC):
     """Runs tickets somewhere. The coordinator calls these methods, from one thread, between open and close."""
 
@@ -48,6 +66,8 @@ class Engine(ABC):
     policies: ClassVar[frozenset[str]] = frozenset(POLICIES)
     #: Whether `state` and `restore` can be called.
     keeps_checkpoints: ClassVar[bool] = False
+    #: Whether a part of the newest version may be lost (LearnerLost): the run then steps back to its last checkpoint.
+    may_lose_learner: ClassVar[bool] = False
 
     workers: int
 
@@ -111,6 +131,15 @@ class Engine(ABC):
     def averaged_parameters(self) -> dict[str, Tensor] | None:
         """The same with the moving average of the parameters, where one is kept."""
 
+    def digest(self) -> str | None:
+        """The fingerprint of the newest parameters and buffers; None without gradients."""
+        parameters = self.parameters()
+        return digest(parameters) if parameters else None
+
+    def write_parameters(self, path: Path) -> None:
+        """Write the newest parameters and buffers into a file; nothing without gradients."""
+        save_parameters(path, self.parameters())
+
     @abstractmethod
     def parameter_bytes(self) -> int:
         """Size of one version of the parameters, which is also the size of a gradient."""
@@ -122,8 +151,23 @@ class Engine(ABC):
         raise BadInput(f"the {self.name} engine keeps no checkpoints")
 
     def restore(self, state: dict[str, Any], time: float) -> None:
-        """Continue from a state that `state` gave; it is `time` now. Called after open, before the first event."""
+        """Continue from a state that a checkpoint has; it is `time` now.
+
+        Called after open, before the first event; and after a LearnerLost, when nothing under way counts any more.
+        """
         raise BadInput(f"the {self.name} engine keeps no checkpoints")
+
+    def check_can_save(self) -> None:
+        """Refuse, before the run begins, what no checkpoint can hold."""
+        check_can_save(self.state())
+
+    def checkpoint_writer(self, folder: CheckpointFolder, on_failure: Callable[[str], None]) -> CheckpointWriter:
+        """What writes the states that `state` gives; `on_failure` gets a sentence when the disk refused one."""
+        return BackgroundWriter(folder, on_failure)
+
+    def learner_leaves(self) -> bool:
+        """Whether a part of the newest version is on a machine that has announced its end."""
+        return False
 
     @abstractmethod
     def close(self) -> None:

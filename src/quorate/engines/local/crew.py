@@ -6,7 +6,7 @@ import contextlib
 import heapq
 import select
 import socket
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from time import monotonic, monotonic_ns
 
@@ -14,18 +14,14 @@ from quorate.engines.local.pool import Pool, how_it_ended, kill, process_state
 from quorate.engines.local.worker import STAGES, STARTING
 from quorate.engines.processes import messages
 from quorate.engines.processes.blocks import Block
+from quorate.engines.processes.failures import Failures, back_off_s
 from quorate.engines.processes.live import Happening, Loss, Order
 from quorate.engines.processes.memory import Control
 from quorate.engines.processes.messages import Failed
 from quorate.engines.processes.silence import AnswerTimes
-from quorate.errors import BadInput, WorkerFailed
+from quorate.errors import BadInput
 from quorate.events import Ticket
 
-#: A worker that fails so often without one answer in between ends the run; so does a batch that fails so often.
-FAILURES_ALLOWED = 3
-#: So often where they were killed, which may be chance.
-DEATHS_ALLOWED = 8
-_BACK_OFF_S, _LONGEST_BACK_OFF_S = 0.1, 5.0
 _LOOK_EVERY_S = 0.1
 _UNANSWERED = 2  # orders a worker is sent; the second, so that it can go on at once when the first is over
 
@@ -58,8 +54,7 @@ class Crew:
         self._poll = select.epoll()
         self._by_descriptor: dict[int, Seat] = {}
         self._restarts: list[tuple[float, int]] = []
-        self._failed_batches: Counter[int] = Counter()
-        self._deaths_at: Counter[int] = Counter()
+        self._failures = Failures()
         self._times = AnswerTimes()
         self._look_at = 0.0
 
@@ -181,30 +176,22 @@ class Crew:
         seat.ready = False
         seat.failures += 1
         self._judge(seat, loss)
-        wait_s = 0.0 if seat.failures == 1 else min(_LONGEST_BACK_OFF_S, _BACK_OFF_S * 2 ** (seat.failures - 2))
-        heapq.heappush(self._restarts, (monotonic() + wait_s, seat.number))
+        heapq.heappush(self._restarts, (monotonic() + back_off_s(seat.failures), seat.number))
         return loss
 
     def _judge(self, seat: Seat, loss: Loss) -> None:
         """End the run where another try would be no use."""
         told = seat.told
+
+        def ended() -> str:
+            return self._how_it_ended(seat)
+
         if told is not None and told.batch >= 0:
-            self._failed_batches[told.batch] += 1
-            if self._failed_batches[told.batch] >= FAILURES_ALLOWED or seat.failures >= FAILURES_ALLOWED:
-                times = max(self._failed_batches[told.batch], seat.failures)
-                raise WorkerFailed(f"worker {seat.number} failed at batch {told.batch}, {_often(times)}:\n{told.text}")
-        elif not loss.was_ready and seat.failures >= (DEATHS_ALLOWED if told is None else FAILURES_ALLOWED):
-            ended = self._how_it_ended(seat)
-            why = told.text if told is not None else f"its process {ended}"
-            raise WorkerFailed(f"worker {seat.number} cannot start, {_often(seat.failures)}:\n{why}")
+            self._failures.at_batch(seat.number, told.batch, seat.failures, told.text)
+        elif not loss.was_ready:
+            self._failures.at_start(seat.number, seat.failures, None if told is None else told.text, ended)
         elif told is None and loss.orders:
-            batch = loss.orders[0].ticket.batch
-            self._deaths_at[batch] += 1
-            if self._deaths_at[batch] >= DEATHS_ALLOWED:
-                ended = self._how_it_ended(seat)
-                raise WorkerFailed(
-                    f"{self._deaths_at[batch]} workers died at batch {batch}; the last, worker {seat.number}, {ended}"
-                )
+            self._failures.died(seat.number, loss.orders[0].ticket.batch, ended)
 
     def _look_for_lost(self, now: float, happened: list[Happening]) -> None:
         """End those who have not answered for too long; that they are gone is then heard as of any other."""
@@ -260,7 +247,3 @@ class Crew:
                 seat.connection.close()
                 seat.connection = None
         self._poll.close()
-
-
-def _often(times: int) -> str:
-    return "once" if times == 1 else f"{times} times"

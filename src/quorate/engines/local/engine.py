@@ -21,7 +21,15 @@ from quorate.engines.local.sending import write_job
 from quorate.engines.local.store import Store
 from quorate.engines.local.updating import Updater
 from quorate.engines.processes.live import LiveRun, Loss, check_faults
-from quorate.engines.processes.memory import BlockLayout, Blocks, Control, anonymous_file, available_bytes, gigabytes
+from quorate.engines.processes.memory import (
+    WIRES,
+    BlockLayout,
+    Blocks,
+    Control,
+    anonymous_file,
+    available_bytes,
+    gigabytes,
+)
 from quorate.errors import BadInput, check_at_least
 from quorate.events import Event, Ticket
 from quorate.faults import Faults, parse_faults
@@ -30,7 +38,6 @@ from quorate.learner import Learner
 
 #: What a worker process takes beside its blocks and the task's own data: a fork of the template, measured 9 to 15 MB.
 WORKER_BYTES = 20_000_000
-WIRES = ("fp32", "bf16")
 
 
 class Local(Engine):

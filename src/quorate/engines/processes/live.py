@@ -28,6 +28,9 @@ class Order:
     delay_s: float  # what it was told to wait before computing
     packet: bytes = b""
     cancelled: bool = False
+    answer: messages.Answer = None  # what the worker said, while the gradient is on its way to other machines
+    parts_left: int = 0  # of the gradient, that are on their way
+    is_lost: bool = False  # one of them was lost on its way
 
 
 @dataclass
@@ -154,6 +157,17 @@ class LiveRun:
         self._zero = monotonic() - time
         self._faults = [(at, worker) for at, worker in self._faults if at > time]  # the others were before
         self._events = deque(event._replace(time=time) for event in self._events)
+
+    def start_over(self, ready: Iterable[int], time: float) -> None:
+        """The run goes on from a checkpoint, with these workers; nothing that was under way counts."""
+        self._timers.clear()
+        self._events.clear()
+        self._flights.clear()
+        self._lives = [_Lives() for _ in self._lives]
+        self._last_version = [-1] * len(self._lives)
+        self._newest_batch, self._newest_time, self._last_happened = -1, time, time
+        self.begin_time(ready)
+        self.set_clock(time)
 
     def set_timer(self, at: float, key: int) -> None:
         heapq.heappush(self._timers, (at, key))

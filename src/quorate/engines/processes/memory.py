@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from quorate.engines._buffers import BufferSlots
 from quorate.flat import Layout
 
+#: How gradients may be stored on their way.
+WIRES = ("fp32", "bf16")
 PAGE_BYTES = mmap.ALLOCATIONGRANULARITY
 
 

@@ -1,0 +1,51 @@
+"""Calls to actors whose answers are waited for, with what may go wrong in our own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+
+import ray
+from quorate.errors import LearnerLost
+
+_TRIES = 5
+
+
+def ask(whose: str, call: Callable[[], Any]) -> Any:
+    """The answer to a call; it is made again where Ray cannot say whether it was carried out."""
+    return ask_all(whose, [call])[0]
+
+
+def ask_all(whose: str, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The answers to calls that are made at the same time."""
+    pending = [call() for call in calls]
+    for tried in range(_TRIES):
+        try:
+            return list(ray.get(pending))
+        except ActorUnavailableError as error:
+            if tried + 1 == _TRIES:
+                raise LearnerLost(f"{whose} cannot be reached: {first_line(error)}") from error
+            pending = [call() for call in calls]
+        except RayActorError as error:
+            raise LearnerLost(f"{whose} is gone: {first_line(error)}") from error
+        except RayTaskError as error:
+            raise original(error) from error
+    raise AssertionError
+
+
+def original(error: RayTaskError) -> BaseException:
+    """The exception that an actor met, as it was there."""
+    cause: Any = error.cause
+    if not isinstance(cause, Exception) or isinstance(cause, RayTaskError):
+        same: BaseException = error
+        return same
+    cause.add_note(str(error))
+    found: BaseException = cause
+    return found
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

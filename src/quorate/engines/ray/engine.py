@@ -1,0 +1,213 @@
+"""Workers and learner shards as Ray actors, on one machine or many, which may come and go."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from torch import Tensor
+
+from quorate.checkpoint import CheckpointFolder
+from quorate.engines._kept import HALF, Kept
+from quorate.engines.base import CheckpointWriter, Engine, Job, Outcome
+from quorate.engines.processes.live import check_faults
+from quorate.engines.processes.memory import WIRES
+from quorate.errors import BadInput, check_at_least
+from quorate.events import Event, Ticket
+from quorate.faults import Faults, parse_faults
+from quorate.latency import Latency, parse_latency
+
+
+class Ray(Engine):
+    """Workers on a Ray cluster: the one at `address`, the one this process or job is connected to, or one on this
+    machine that is started for the run.
+
+    workers: how many there shall be. Those the cluster has no room for join when it has.
+    address: of the cluster's head, host:port; "auto" for one on this machine. None: see above.
+    shards: into how many parts the model is cut; None: one a node.
+    cpus, gpus, resources: what one worker takes of its node, in Ray's units; resources are those of your own naming.
+    shard_resources: the same for a shard, e.g. {"stable": 1} for nodes that are not spot machines.
+    runtime_env, working_dir: what Ray sends to the nodes beside the task itself.
+    wait_s: how long to wait for a cluster that has room for the quorum.
+    threads: threads inside torch, in each worker.
+    device: where workers compute: "cpu" or "cuda"; None: "cuda" where they have GPUs.
+    latency: an artificial delay before each ticket, as a model or its text form; drawn as the simulator draws it.
+    faults: when workers are killed, as a script or its text form; killed for real. They come back by themselves.
+    wire: how gradients are stored on their way: "fp32" as they are, or "bf16", half the bytes.
+    """
+
+    name = "ray"
+    keeps_checkpoints = True
+    #: It may lose a part of the learner, so checkpoints are taken even where nobody asks for them.
+    may_lose_learner = True
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        address: str | None = None,
+        shards: int | None = None,
+        cpus: float = 1.0,
+        gpus: float = 0.0,
+        resources: Mapping[str, float] | None = None,
+        shard_resources: Mapping[str, float] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        working_dir: str | Path | None = None,
+        wait_s: float = 0.0,
+        threads: int = 1,
+        device: str | None = None,
+        latency: Latency | str | None = None,
+        faults: Faults | str | None = None,
+        wire: str = "fp32",
+    ) -> None:
+        self.workers = check_at_least("workers", workers, 1)
+        self.address = address
+        self.shards = None if shards is None else check_at_least("shards", shards, 1)
+        self.cpus, self.gpus = _amount("cpus", cpus), _amount("gpus", gpus)
+        self.resources = {name: _amount(f"resource {name!r}", value) for name, value in (resources or {}).items()}
+        self.shard_resources = None if shard_resources is None else dict(shard_resources)
+        self.runtime_env = None if runtime_env is None else dict(runtime_env)
+        self.working_dir = None if working_dir is None else str(working_dir)
+        if not wait_s >= 0:
+            raise BadInput(f"wait_s is {wait_s}, but a time to wait cannot be negative")
+        self.wait_s = wait_s
+        self.threads = check_at_least("threads", threads, 1)
+        self.device = device or ("cuda" if gpus else "cpu")
+        if self.device not in ("cpu", "cuda"):
+            raise BadInput(f"device is {self.device!r}, but workers on Ray compute on cpu or cuda")
+        if self.device == "cuda" and not gpus:
+            raise BadInput("device is 'cuda', but workers get no GPU from Ray; give gpus=1 (--gpus 1)")
+        self.latency = parse_latency(latency) if isinstance(latency, str) else latency
+        self.faults = parse_faults(faults) if isinstance(faults, str) else faults
+        check_faults(self.name, self.faults, workers)
+        if wire not in WIRES:
+            raise BadInput(f"wire is {wire!r}, but gradients can be stored as one of: {', '.join(WIRES)}")
+        self.wire = wire
+        self._open: Any = None
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "shards": self.shards if self._open is None else len(self._open.cut.parts),
+            "cpus": self.cpus,
+            "gpus": self.gpus,
+            "resources": self.resources,
+            "threads": self.threads,
+            "device": self.device,
+            "latency": None if self.latency is None else self.latency.text(),
+            "faults": None if self.faults is None else self.faults.source,
+            "wire": self.wire,
+            "arithmetic": Kept.arithmetic if self.wire == "fp32" else HALF,
+        }
+
+    # ------------------------------------------------------------ opening and closing
+
+    def open(self, job: Job) -> None:
+        if not sys.platform.startswith("linux"):
+            raise BadInput("the Ray engine needs Linux (memfd, /proc); elsewhere use the simulated engine")
+        if job.task is None:
+            raise BadInput("the Ray engine needs a task to compute gradients of; use the simulated engine")
+        if self.wire != "fp32" and job.learning.delay_compensation:
+            raise BadInput("delay compensation multiplies small differences, which a 16-bit wire rounds away; use fp32")
+        from quorate.engines.ray.cluster import ray_module
+
+        ray_module()
+        from quorate.engines.ray.opened import Opened
+
+        with ExitStack() as to_close:
+            opened = Opened(self, job, to_close)
+            opened.start()
+            self._open = opened
+            opened.to_close = to_close.pop_all()
+
+    def close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.to_close.close()
+
+    @property
+    def _run(self) -> Any:
+        assert self._open is not None, "the engine is not open"
+        return self._open
+
+    # ------------------------------------------------------------ tickets and time
+
+    def start(self, ticket: Ticket) -> None:
+        self._run.live.begin(ticket)
+
+    def cancel(self, ticket: Ticket) -> None:
+        self._run.live.cancel(ticket)
+
+    def drop(self, ticket: Ticket) -> None:
+        self._run.updater.drop(ticket)
+
+    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+        began = monotonic()
+        outcome: Outcome = self._run.updater.apply(tickets, weights)
+        return outcome._replace(apply_s=monotonic() - began)
+
+    def now(self, time: float) -> float:
+        now: float = self._run.live.tick()
+        return now
+
+    def set_timer(self, at: float, key: int) -> None:
+        self._run.live.set_timer(at, key)
+
+    def next_event(self, until: float | None) -> Event | None:
+        event: Event | None = self._run.live.next_event(until)
+        return event
+
+    # ------------------------------------------------------------ the model
+
+    def evaluate(self) -> dict[str, float]:
+        measures: dict[str, float] = self._run.evaluate()
+        return measures
+
+    def parameters(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = self._run.parameters(averaged=False)
+        return found
+
+    def averaged_parameters(self) -> dict[str, Tensor] | None:
+        found: dict[str, Tensor] | None = self._run.parameters(averaged=True) if self._run.has_average else None
+        return found
+
+    def digest(self) -> str | None:
+        found: str = self._run.digest()
+        return found
+
+    def write_parameters(self, path: Path) -> None:
+        self._run.write_parameters(path, averaged=False)
+
+    def parameter_bytes(self) -> int:
+        size: int = self._run.parameter_bytes
+        return size
+
+    # ------------------------------------------------------------ checkpoints
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._run.state()
+        return state
+
+    def restore(self, state: dict[str, Any], time: float) -> None:
+        self._run.restore(state, time)
+
+    def check_can_save(self) -> None:
+        self._run.check_can_save()
+
+    def checkpoint_writer(self, folder: CheckpointFolder, on_failure: Any) -> CheckpointWriter:
+        writer: CheckpointWriter = self._run.checkpoint_writer(folder, on_failure)
+        return writer
+
+    def learner_leaves(self) -> bool:
+        leaves: bool = self._run.shard_leaves()
+        return leaves
+
+
+def _amount(name: str, value: float) -> float:
+    if not 0 <= value < float("inf"):
+        raise BadInput(f"{name} is {value!r}, but it must be a number from 0 up")
+    return value

@@ -1,0 +1,318 @@
+"""One run of the Ray engine, from open to close."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from ray.exceptions import RayActorError
+from torch import Tensor
+
+import ray
+from quorate.checkpoint import CheckpointFolder, check_can_save
+from quorate.engines._kept import finds_nan_early
+from quorate.engines.base import Job
+from quorate.engines.processes.live import LiveRun
+from quorate.engines.ray.actors import Actors, end, is_there
+from quorate.engines.ray.calling import ask, ask_all
+from quorate.engines.ray.cluster import Demand, connect
+from quorate.engines.ray.crew import Crew
+from quorate.engines.ray.cutting import cut
+from quorate.engines.ray.room import check_object_store, check_room
+from quorate.engines.ray.setting import Cut, Setting, pack_state
+from quorate.engines.ray.shipping import ship
+from quorate.engines.ray.updating import RoomForBlocks, Updater, Version
+from quorate.engines.ray.writing import KeptByKeeper
+from quorate.errors import BadInput, QuorateError
+from quorate.outfolder import load_parameters
+
+if TYPE_CHECKING:
+    from quorate.engines.ray.engine import Ray
+
+_LOOK_UP_S = 0.2
+#: How long workers that should fit are waited for before the run begins without them.
+_LATE_S = 60.0
+#: How long a shard that may be gone is given to answer.
+_PING_S = 5.0
+
+
+class Opened:
+    """The cluster, the actors and the books."""
+
+    def __init__(self, engine: Ray, job: Job, to_close: ExitStack) -> None:
+        assert job.task is not None
+        self._engine, self._job = engine, job
+        self.to_close = ExitStack()  # once open: what to give back at the end, last first
+        demand = Demand(engine.cpus, engine.gpus, engine.resources)
+        self._cluster = connect(
+            address=engine.address,
+            workers=engine.workers,
+            demand=demand,
+            runtime_env=engine.runtime_env,
+            working_dir=engine.working_dir,
+            extra=engine.shard_resources,
+        )
+        to_close.callback(self._cluster.close)
+        needed = job.policy.begin(engine.workers).needed
+        self._room_for = check_room(self._cluster, demand, engine.workers, needed, engine.wait_s, self._stopped)
+        self._needed = needed
+        setting = Setting(
+            seed=job.seed,
+            threads=engine.threads,
+            wire=engine.wire,
+            device=engine.device,
+            batch_size=job.ledger.batch_size,
+            samples=job.ledger.samples,
+            learning=job.learning,
+            look_through=finds_nan_early(job.policy),
+            argv=tuple(sys.argv),
+        )
+        self._actors = Actors(self._cluster, ray.put(ship(job.task)), setting, demand, engine.shard_resources)
+        to_close.callback(self._end_actors)
+        # All of them load torch and the task at the same time; what follows needs them one after the other.
+        self._keeper = self._actors.keeper()
+        self._shards = self._actors.shards(engine.shards)
+        self._early = [self._actors.worker(number) for number in range(engine.workers)]
+        self._spare: Any = None
+        self._leaving_at = 0.0
+        self.has_average = job.learning.ema is not None
+
+    # ------------------------------------------------------------ starting
+
+    def start(self) -> None:
+        """Wait until the workers that fit are there; time begins then."""
+        engine, job = self._engine, self._job
+        sizes = self._wait_for(self._keeper.describe.remote())
+        self.parameter_bytes = sum(sizes)
+        parts = cut(sizes, len(self._shards))
+        for extra in self._shards[len(parts) :]:
+            end(extra)
+        self._shards = self._shards[: len(parts)]
+        self._room = RoomForBlocks()
+        first = self._room.take_version()
+        begun = [shard.begin.remote(part, first) for shard, part in zip(self._shards, parts, strict=True)]
+        segments = [_unless_bad(self._wait_for(one)) for one in begun]
+        self.cut = Cut(tuple(parts), tuple(segments))
+        self._check_object_store()
+        self._keeper_shares = self._wait_for(self._keeper.begin.remote(self.cut))
+        self.updater = Updater(job, self._room, self._shards, first)
+        self.crew = Crew(engine.workers, self.updater, self._make_worker, self._cluster.draining)
+        self.live = LiveRun(
+            job,
+            engine.workers,
+            self.crew,
+            self._room,
+            self.updater,
+            latency=engine.latency,
+            faults=engine.faults,
+        )
+        self._make_spare()
+        for number in range(engine.workers):
+            self.crew.start(number)
+        self.live.begin_time(sorted(self._gather()))
+
+    def _gather(self) -> set[int]:
+        """The workers that are there, once all that fit are."""
+        ready: set[int] = set()
+        began = monotonic()
+        while len(ready) < self._room_for:
+            if self._stopped():
+                raise KeyboardInterrupt
+            for happening in self.crew.wait(_LOOK_UP_S):
+                if isinstance(happening, int):
+                    ready.add(happening)
+                elif not isinstance(happening, tuple):
+                    ready.discard(happening.worker)
+            if len(ready) >= self._needed and monotonic() - began > _LATE_S:
+                break
+        return ready
+
+    def _make_worker(self, number: int) -> tuple[Any, Any]:
+        actor, self._early[number] = self._early[number] or self._actors.worker(number), None
+        return actor, actor.begin.remote(self.cut)
+
+    def _make_spare(self) -> None:
+        """Where a shard can be lost, have one ready that takes its place."""
+        if any(segment.node != self._cluster.driver_node for segment in self.cut.segments):
+            self._spare = self._actors.spare_shard()
+
+    def _check_object_store(self) -> None:
+        """Versions and gradients that go between nodes are objects; those of one node need none."""
+        if len(self._cluster.nodes()) < 2:
+            return
+        largest = max(segment.block_bytes for segment in self.cut.segments)
+        whole = sum(segment.block_bytes for segment in self.cut.segments)
+        versions = 2 if self._job.policy.staleness_bound == 0 else 2 + self._job.policy.history
+        check_object_store(
+            self._cluster,
+            versions * whole + largest,
+            f"{versions} versions of the model and a gradient under way",
+        )
+
+    def _stopped(self) -> bool:
+        return self._job.stop is not None and self._job.stop.reason is not None
+
+    def _wait_for(self, reference: Any) -> Any:
+        """What an actor says, unless somebody wants the run to end first."""
+        while not ray.wait([reference], timeout=_LOOK_UP_S)[0]:
+            if self._stopped():
+                raise KeyboardInterrupt
+        try:
+            return ask("an actor", lambda: reference)
+        except QuorateError as error:
+            if isinstance(error, BadInput):
+                raise
+            raise QuorateError(f"the run cannot start on the cluster: {error}") from error
+
+    def _end_actors(self) -> None:
+        if hasattr(self, "crew"):
+            self.crew.close()
+        for actor in (*self._early, *self._shards, self._spare, self._keeper):
+            end(actor)
+
+    # ------------------------------------------------------------ the model
+
+    def _ask_keeper(self, call: Callable[[Any], Any]) -> Any:
+        """The keeper has no state of its own, so one that is gone is simply made again."""
+        for last_try in (False, True):
+            try:
+                return ask("the keeper", lambda: call(self._keeper))
+            except QuorateError as error:
+                if last_try or not isinstance(error.__cause__, RayActorError):
+                    raise
+                self._keeper = self._actors.keeper()
+                self._wait_for(self._keeper.describe.remote())
+                self._keeper_shares = self._wait_for(self._keeper.begin.remote(self.cut))
+        raise AssertionError
+
+    def _pieces(self, averaged: bool) -> list[Any]:
+        """References to what the keeper cannot see by itself."""
+        shares, updater = self._keeper_shares, self.updater
+        pieces = [updater.piece(updater.newest, shard) for shard, shared in enumerate(shares) if not shared]
+        return [*pieces, *(shard.averaged.remote() for shard in updater.shards)] if averaged else pieces
+
+    def evaluate(self) -> Any:
+        newest, pieces = self.updater.newest, self._pieces(self.has_average)
+        version, block = newest.number, newest.block
+        return self._ask_keeper(lambda keeper: keeper.evaluate.remote(version, block, self.has_average, *pieces))
+
+    def digest(self) -> Any:
+        pieces = self._pieces(False)
+        return self._ask_keeper(lambda keeper: keeper.digest.remote(self.updater.newest.block, *pieces))
+
+    def write_parameters(self, path: Path, averaged: bool) -> None:
+        pieces = self._pieces(averaged)
+        block = self.updater.newest.block
+        self._ask_keeper(lambda keeper: keeper.write.remote(str(path.resolve()), block, averaged, *pieces))
+
+    def parameters(self, averaged: bool) -> dict[str, Tensor]:
+        """In a file that is mapped: it takes memory of this process only where it is looked at."""
+        descriptor, name = tempfile.mkstemp(prefix="quorate-", suffix=".safetensors")
+        os.close(descriptor)
+        path = Path(name)
+        try:
+            self.write_parameters(path, averaged)
+            return load_parameters(path)
+        finally:
+            path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """References to what the shards have, for `checkpoint_writer`; older versions by their numbers."""
+        older = [(version.number, version.block) for version in self.updater.older]
+        return {
+            "steps": list(self.live.steps),
+            "older": [number for number, _ in older],
+            "shards": [shard.state.remote(older) for shard in self.updater.shards],
+        }
+
+    def check_can_save(self) -> None:
+        """Refuse what no checkpoint can hold; the shards look themselves."""
+        for packed in ask_all("the learner", [partial(shard.state.remote, []) for shard in self.updater.shards]):
+            check_can_save({"shard": packed[0]})
+
+    def checkpoint_writer(self, folder: CheckpointFolder, on_failure: Callable[[str], None]) -> KeptByKeeper:
+        return KeptByKeeper(lambda: self._keeper, folder, on_failure)
+
+    def restore(self, state: dict[str, Any], time: float) -> None:
+        """Continue from a state: at the beginning, or after a shard was lost."""
+        states = state["shards"]
+        if len(states) != len(self._shards):
+            raise BadInput(
+                f"the checkpoint is of a model in {len(states)} shards, but this run has {len(self._shards)}; "
+                f"give shards={len(states)} (--shards {len(states)})"
+            )
+        self.updater.forget_all()
+        for order in self.crew.forget_orders():
+            self._room.release(order.version)
+            self._room.release(order.gradient)
+        self._mend()
+        for version in (*self.updater.older, self.updater.newest):
+            self._room.release(version)
+        self.updater.older.clear()
+        nothing = [None] * len(states)
+        for number in state["older"]:
+            self.updater.older.append(Version(number, self._room.take_version(), list(nothing)))
+        newest = Version(states[0]["learner"]["version"], self._room.take_version(), list(nothing))
+        self.updater.newest = newest
+        older = [version.block for version in self.updater.older]
+        references = [ray.put(pack_state(one)) for one in states]
+        calls = [
+            partial(shard.restore.remote, reference, newest.block, older)
+            for shard, reference in zip(self.updater.shards, references, strict=True)
+        ]
+        for said in ask_all("a shard of the learner", calls):
+            _unless_bad(said)
+        self.live.steps[:] = state["steps"]
+        self.live.start_over([seat.number for seat in self.crew.seats if seat.ready is not None], time)
+
+    # ------------------------------------------------------------ shards that are lost or about to be
+
+    def shard_leaves(self) -> bool:
+        """Whether the node of a shard has announced its end."""
+        now = monotonic()
+        if now < self._leaving_at:
+            return False
+        self._leaving_at = now + 1.0
+        leaving = self._cluster.draining()
+        return any(segment.node in leaving for segment in self.cut.segments)
+
+    def _mend(self) -> None:
+        """New shards for those that are gone or about to go, and tell everybody where they are."""
+        leaving = self._cluster.draining()
+        segments = list(self.cut.segments)
+        changed = False
+        for place, shard in enumerate(self.updater.shards):
+            if segments[place].node not in leaving and is_there(shard, _PING_S):
+                continue
+            changed = True
+            end(shard)
+            fresh, self._spare = self._spare or self._actors.spare_shard(), None
+            self._shards[place] = self.updater.shards[place] = fresh
+            segments[place] = _unless_bad(self._wait_for(fresh.begin.remote(self.cut.parts[place], 0)))
+        if not changed:
+            return
+        self.cut = Cut(self.cut.parts, tuple(segments))
+        self._make_spare()
+        self._keeper_shares = self._ask_keeper(lambda keeper: keeper.attach.remote(self.cut))
+        self.crew.move_to(self.cut)
+
+    # ------------------------------------------------------------ for tests and for the curious
+
+    def processes(self) -> dict[int, int]:
+        """The process number of each worker that is there, on its own node."""
+        return {seat.number: seat.ready.pid for seat in self.crew.seats if seat.ready is not None}
+
+
+def _unless_bad(said: Any) -> Any:
+    if isinstance(said, BadInput):
+        raise said
+    return said
