@@ -16,9 +16,12 @@ import pytest
 
 from quorate.engines.ray import security
 from quorate.engines.ray.cluster import connect
+from quorate.engines.ray.room import check_room
 from quorate.errors import BadInput
 from tests.ray.conftest import ONE_CPU
 from tests.ray.processes import descendants
+
+TOKEN = "0123456789abcdef" * 4
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def head() -> Iterator[str]:
     variables = {
         **os.environ,
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
+        "RAY_AUTH_TOKEN": TOKEN,
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
@@ -63,8 +66,8 @@ def _free_port() -> int:
 
 def test_a_cluster_that_runs_already_is_joined_and_left_running(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
-    security._read_again()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    security.forget_token()
     for _ in range(2):  # it is still there the second time
         opened = connect(address=head, workers=8, demand=ONE_CPU)
         try:
@@ -80,3 +83,37 @@ def test_a_cluster_that_runs_already_is_joined_and_left_running(head: str, monke
     security.forget_token()
     with pytest.raises(BadInput, match="asks for a token"):
         connect(address=head, workers=1, demand=ONE_CPU)
+
+
+@pytest.mark.ray
+def test_a_node_that_is_drained_says_when_it_leaves(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a spot warning comes: through Ray's own command. Last in this file, since the node takes no more work."""
+    import ray
+
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    security.forget_token()
+    opened = connect(address=head, workers=1, demand=ONE_CPU)
+    try:
+        assert opened.draining() == {}
+
+        @ray.remote(num_cpus=0)
+        class Busy:  # an idle node would leave at once
+            def here(self) -> bool:
+                return True
+
+        busy = Busy.remote()
+        assert ray.get(busy.here.remote())
+        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", head]
+        command += ["--node-id", opened.driver_node, "--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+        command += ["--reason-message", "spot", "--deadline-remaining-seconds", "600"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert 0 < opened.draining()[opened.driver_node] <= 600
+        with pytest.raises(BadInput, match="room for 0: 0 of 0 CPUs free on 0 nodes"):
+            check_room(opened, ONE_CPU, 1, 1, 0.0, lambda: False)
+    finally:
+        opened.close()
+        monkeypatch.undo()
+        security.forget_token()

@@ -84,6 +84,8 @@ def test_actors_take_room_for_real(cluster: Cluster, monkeypatch: pytest.MonkeyP
 
     holder = Holder.remote()
     assert ray.get(holder.here.remote())
+    while room._free(cluster.nodes())[cluster.driver_node].get("CPU") != 1.0:  # Ray counts a moment later
+        time.sleep(0.05)
     monkeypatch.setattr(room, "_SETTLING_S", 0.5)
     with pytest.raises(BadInput, match="room for 1: 1 of 4 CPUs free"):
         check_room(cluster, ONE_CPU, 4, 2, 0.0, lambda: False)

@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import warnings
@@ -26,6 +27,7 @@ OBJECT_STORE_BYTES = 1_000_000_000
 _LEAST_STORE_BYTES = 80_000_000  # Ray refuses less
 _FOLDER = "quorate-ray-"
 _LOCK = "in-use"
+_ENDING_S = 10.0
 # Ray puts sockets into the folder (107 bytes is the system's limit for a socket's path), under this much of a name.
 _ROOM_FOR_SOCKETS = len("/session_2026-01-01_00-00-00_000000_4000000/sockets/plasma_store")
 _LONGEST_SOCKET = 107
@@ -79,7 +81,23 @@ def end_connection() -> None:
     print_what_is_left()
     known = inspect.signature(ray.shutdown).parameters
     with untouched_signals():
-        ray.shutdown(**({"wait_for_processes": True} if "wait_for_processes" in known else {}))
+        if "wait_for_processes" in known:
+            ray.shutdown(wait_for_processes=True)
+        else:
+            started = _started_processes()
+            ray.shutdown()
+            for process in started:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_ENDING_S)
+
+
+def _started_processes() -> list[subprocess.Popen[bytes]]:
+    """Those that an older Ray has started for this process, and ends without waiting for them."""
+    from ray._private import worker
+
+    node = getattr(worker, "_global_node", None)
+    groups = getattr(node, "all_processes", {}).values()
+    return [info.process for group in groups for info in group]
 
 
 @contextlib.contextmanager
