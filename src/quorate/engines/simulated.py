@@ -79,11 +79,14 @@ class Simulated(InProcessEngine):
         self._last_version = [-1] * seats
         self._repeats = [0] * seats
         self._times: dict[int, tuple[float, float]] = {}  # ticket -> when started, seconds of computing
-        self._out_free_at = self._in_free_at = 0.0  # when the server's link has served what it has
+        self._out_free_at = self._in_free_at = 0.0  # when a server's link has served what it has
         self._crashes: dict[Fault, Iterator[Fault]] = {}  # next random fault of a worker -> those after it
         self._open_model(job, self.together)
         if self.network is not None and not self.parameter_bytes():
             raise BadInput("a network is given, but not what goes over it; give model_bytes (--model-bytes)")
+        network = self.network or Network()
+        size = self.parameter_bytes()
+        self._server_s, self._worker_s, self._link_s = network.server_s(size), network.worker_s(size), network.latency_s
         for worker in range(self.workers):
             self._push(0.0, _FAULT, Fault(0.0, worker, "join"))
         if self.faults is not None:
@@ -196,18 +199,14 @@ class Simulated(InProcessEngine):
     # ------------------------------------------------------------ communication
 
     def _transfer_out(self, now: float) -> float:
-        """When a version asked for now is at the worker."""
-        network, size = self.network, self.parameter_bytes()
-        assert network is not None
-        self._out_free_at = max(self._out_free_at, now) + size / network.server_bandwidth
-        return max(self._out_free_at, now + size / network.bandwidth) + network.latency_s
+        """When a version asked for now is at the worker: all its pieces, which come at the same time."""
+        self._out_free_at = max(self._out_free_at, now) + self._server_s
+        return max(self._out_free_at, now + self._worker_s) + self._link_s
 
     def _transfer_in(self, now: float) -> float:
-        """When a gradient sent now is at the server."""
-        network, size = self.network, self.parameter_bytes()
-        assert network is not None
-        self._in_free_at = max(self._in_free_at, now) + size / network.server_bandwidth
-        return max(self._in_free_at, now + size / network.bandwidth) + network.latency_s
+        """When a gradient sent now is at the server, or its pieces at all servers."""
+        self._in_free_at = max(self._in_free_at, now) + self._server_s
+        return max(self._in_free_at, now + self._worker_s) + self._link_s
 
     def _parts(self, time: float, ticket: Ticket) -> Parts:
         started, compute_s = self._times.pop(ticket.id)

@@ -73,13 +73,13 @@ def remove(world: World, workers: list[int]) -> World:
 def on_network(world: World, network: Network) -> World:
     """Times as they would be over these links; what was measured of communication is taken off first.
 
-    The arithmetic is the simulator's: versions leave the server one after the other, gradients queue at its link.
+    The arithmetic is the simulator's: versions leave a server one after the other, gradients queue at its link.
     """
     if not world.model_bytes:
         raise BadInput("a bandwidth is given, but not what goes over it; give the size of the model (--model-bytes)")
     size = world.model_bytes
     compute = world.seconds if world.transfer_s is None else np.maximum(world.seconds - world.transfer_s, 1e-9)
-    own, server = size / network.bandwidth, size / network.server_bandwidth
+    own, server = network.worker_s(size), network.server_s(size)
     out = np.maximum(server * np.arange(1, world.machines + 1), own) + network.latency_s
     ready = compute + out
     order = np.argsort(ready, axis=1)

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from quorate.errors import BadInput
 from quorate.network import Network, parse_network
 
-_FORMS = '"machines=200", "without=3" (several: without=3+5) or "bandwidth=1Gbps" (also server=10Gbps, latency=0.5ms)'
-_LINKS = ("bandwidth", "server", "latency")
+_FORMS = (
+    '"machines=200", "without=3" (several: without=3+5) or "bandwidth=1Gbps" (also server=10Gbps, shards=8, '
+    "latency=0.5ms)"
+)
+_LINKS = ("bandwidth", "server", "shards", "latency")
 
 
 @dataclass(frozen=True, kw_only=True)
