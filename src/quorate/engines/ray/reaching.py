@@ -124,7 +124,8 @@ def _probe(address: str) -> dict[str, Any]:
     except (subprocess.TimeoutExpired, IndexError, ValueError):
         raise BadInput(
             f"something answers at {address}, but not as Ray does, within {SAY_WITHIN_S:g} s; give the address "
-            f"of the cluster's head as `ray start --head` prints it (port 6379 as a rule, not the dashboard's 8265)"
+            f"of the cluster's head as `ray start --head` prints it (port 6379 as a rule, not the dashboard's 8265), "
+            f"and set RAY_USE_TLS and its certificates here if it has them"
         ) from None
     if said.get("error") == "AuthenticationError":
         raise BadInput(
