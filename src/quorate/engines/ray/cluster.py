@@ -16,7 +16,6 @@ from quorate.engines.ray.environment import checked_environment
 from quorate.engines.ray.printing import prints_to_stderr
 from quorate.engines.ray.reaching import reach
 from quorate.engines.ray.starting import (
-    OBJECT_STORE_BYTES,
     Session,
     end_connection,
     first_line,
@@ -140,7 +139,7 @@ def connect(
     if ray.is_initialized():
         return _already_connected(address, environment)
     try:
-        cluster = _opened(address, workers, demand, environment, extra or {}, object_store_bytes or OBJECT_STORE_BYTES)
+        cluster = _opened(address, workers, demand, environment, extra or {}, object_store_bytes)
     except BaseException:
         restore_variables(variables)
         raise
@@ -154,13 +153,13 @@ def _opened(
     demand: Demand,
     environment: dict[str, Any],
     extra: Mapping[str, float],
-    store_bytes: int,
+    store_bytes: int | None,
 ) -> Cluster:
+    from_environment = address is None
     if address is None:
         address = os.environ.get("RAY_ADDRESS") or None  # set inside a Ray job, too
     settings: dict[str, Any] = {
         "runtime_env": environment or None,
-        "namespace": None,
         "configure_logging": False,
         "logging_level": logging.ERROR,
         "log_to_driver": True,
@@ -168,7 +167,12 @@ def _opened(
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is None or address == "local":
         return _started(workers, demand, extra, store_bytes, settings)
-    return _connected(address, settings)
+    try:
+        return _connected(address, settings)
+    except BadInput as error:
+        if not from_environment:
+            raise
+        raise BadInput(f"{error} (this address is from RAY_ADDRESS)") from error
 
 
 def ray_module() -> Any:
@@ -203,7 +207,7 @@ def _already_connected(address: str | None, environment: dict[str, Any]) -> Clus
 
 
 def _started(
-    workers: int, demand: Demand, extra: Mapping[str, float], store_bytes: int, settings: dict[str, Any]
+    workers: int, demand: Demand, extra: Mapping[str, float], store_bytes: int | None, settings: dict[str, Any]
 ) -> Cluster:
     """A Ray on this machine with room for the run: more CPUs than there are cores is fine, as in the local engine."""
     session = Session()
@@ -258,6 +262,6 @@ class _sentences:  # noqa: N801 - it reads as what it gives
                 f"it (runtime_env={{'excludes': […]}}, a .gitignore), or put them where every node reads them"
             ) from error
         if type(error).__name__ == "RuntimeEnvSetupError":
-            why = (text.splitlines() + ["", ""])[1].strip() or said
+            why = text.partition("\n")[2].partition("\n")[0].strip() or said
             raise BadInput(f"the nodes cannot make the runtime_env: {why}") from error
         raise BadInput(f"Ray could not be reached: {said}; `ray status` shows the cluster's state") from error

@@ -42,7 +42,9 @@ class Session:
         self._lock = (self.folder / _LOCK).open("w")  # held while this process lives: see _remove_abandoned
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
-    def start(self, *, cpus: float, resources: dict[str, float], object_store_bytes: int, **settings: Any) -> None:
+    def start(
+        self, *, cpus: float, resources: dict[str, float], object_store_bytes: int | None, **settings: Any
+    ) -> None:
         """Start Ray and connect to it."""
         import ray
 
@@ -52,15 +54,15 @@ class Session:
                     address="local",
                     num_cpus=max(1, math.ceil(cpus)),
                     resources=resources,
-                    object_store_memory=max(object_store_bytes, _LEAST_STORE_BYTES),
+                    object_store_memory=_store_bytes(object_store_bytes),
                     include_dashboard=False,
                     _temp_dir=str(self.folder),
                     **settings,
                 )
             except (OSError, RuntimeError) as error:
                 raise BadInput(
-                    f"Ray could not be started on this machine: {first_line(error)}; its logs were in {self.folder} "
-                    f"(`ray start --head` and --address auto show more)"
+                    f"Ray could not be started on this machine: {first_line(error)}; `ray start --head` shows more, "
+                    f"and --address auto uses what it starts"
                 ) from error
         _warn_if_not_on_loopback()
 
@@ -124,11 +126,18 @@ def untouched_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    from ray._private import utils
+
+    set_theirs = getattr(utils, "set_sigterm_handler", None)
     before = signal.getsignal(signal.SIGTERM)
+    utils.set_sigterm_handler = lambda _: None  # putting ours back afterwards would be too late while Ray starts
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is not before:
+        if set_theirs is not None:
+            utils.set_sigterm_handler = set_theirs
+        current = signal.getsignal(signal.SIGTERM)
+        if getattr(current, "__module__", "").startswith("ray."):  # a Ray that sets it in another way
             signal.signal(signal.SIGTERM, before)
 
 
@@ -141,6 +150,17 @@ def restore_variables(before: dict[str, str]) -> None:
 
 def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _store_bytes(wanted: int | None) -> int:
+    """The size of the object store: as wanted, else modest, and such that it fits into a small container's /dev/shm."""
+    if wanted is not None:
+        return max(wanted, _LEAST_STORE_BYTES)
+    room = OBJECT_STORE_BYTES
+    with contextlib.suppress(OSError):
+        shared_memory = os.statvfs("/dev/shm")
+        room = int(0.8 * shared_memory.f_bavail * shared_memory.f_frsize)
+    return max(min(OBJECT_STORE_BYTES, room), _LEAST_STORE_BYTES)
 
 
 def _warn_if_not_on_loopback() -> None:
