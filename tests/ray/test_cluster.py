@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from quorate.engines.ray import cluster as cluster_module
 from quorate.engines.ray import starting
 from quorate.engines.ray.cluster import connect
+from quorate.engines.ray.reaching import Found
 from quorate.engines.ray.security import listeners
 from quorate.errors import BadInput
 from tests.ray.conftest import ONE_CPU
@@ -47,7 +49,7 @@ def test_a_ray_of_our_own_is_private_quiet_and_gone_afterwards(
         @ray.remote(num_cpus=0)
         def speak() -> bool:
             print("a word of a worker")  # noqa: T201
-            return bool(os.environ.get("RAY_AUTH_TOKEN"))
+            return os.environ.get("RAY_AUTH_MODE") == "token" and len(os.environ.get("RAY_AUTH_TOKEN", "")) == 64
 
         asked_for_a_token: bool = ray.get(speak.remote())
         assert opened.started_here and asked_for_a_token
@@ -145,3 +147,16 @@ def test_a_folder_too_large_to_send(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / "data.bin").write_bytes(os.urandom(3_000_000))
     said = refused(working_dir=str(tmp_path))
     assert "the working_dir has 2.86MiB, and Ray sends at most 1.91MiB to the nodes; keep large files out" in said
+
+
+def test_a_public_cluster_that_takes_anybody_is_warned_of_before_it_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    def refuse(**_: object) -> None:
+        raise ConnectionError("not today.")
+
+    found = Found("8.8.8.8:6379", takes_anyone=True, nodes=("10.0.0.1",), dashboard="", on_loopback=False)
+    monkeypatch.setattr(cluster_module, "reach", lambda address: found)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.warns(RuntimeWarning, match="asks for no token: Ray executes code for whoever reaches it"):
+        assert "Ray could not be reached: not today; `ray status`" in refused(address="8.8.8.8:6379")
