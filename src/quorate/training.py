@@ -13,6 +13,7 @@ from quorate.checkpoint import CheckpointFolder
 from quorate.conditions import KnownMeasure, Until, check_known
 from quorate.engines.base import Engine, Job
 from quorate.engines.local import Local
+from quorate.engines.ray import Ray
 from quorate.errors import BadInput, check_at_least
 from quorate.learner import Learning
 from quorate.ledger import Ledger
@@ -105,7 +106,12 @@ def _run_until_stopped(
     if manner.stop is None:
         return run(job, engine, limits, folder, manner, state)
     with manner.stop.listening():
-        result = run(replace(job, stop=manner.stop), engine, limits, folder, manner, state)
+        try:
+            result = run(replace(job, stop=manner.stop), engine, limits, folder, manner, state)
+        except KeyboardInterrupt as ended:  # before the first update, or at once
+            if manner.stop.signal is not None and not ended.args:
+                ended.args = (manner.stop.signal.name,)
+            raise
     if result.stopped_by is not None:
         raise Interrupted(result)
     return result
@@ -175,6 +181,11 @@ def resume(
     )
     if engine is None:
         engine = engine_of(header["engine"], header["workers"])
+    if engine.name != header["engine"]["name"]:
+        raise BadInput(
+            f"the run was made on the {header['engine']['name']} engine, whose checkpoints the {engine.name} engine "
+            f"cannot read; give an engine of the same kind, or none"
+        )
     if engine.workers != header["workers"]:
         raise BadInput(f"the run has {header['workers']} workers, but the engine given has {engine.workers}")
     engine.check(job.policy)
@@ -189,12 +200,18 @@ def resume(
     return _run_until_stopped(job, engine, limits, folder, manner, loaded.state)
 
 
-def engine_of(description: dict[str, Any], workers: int) -> Engine:
-    """The engine that a trace's header describes."""
-    if description["name"] != Local.name:
-        raise BadInput(f"a run of the {description['name']} engine has no checkpoints to go on from")
-    names = ("threads", "device", "latency", "faults", "wire")
-    return Local(workers, **{name: description[name] for name in names})
+def engine_of(description: dict[str, Any], workers: int, **anew: Any) -> Engine:
+    """The engine that a trace's header describes.
+
+    anew: what a header does not hold, since it may be another each time: where a Ray cluster is, and the like.
+    """
+    common: dict[str, Any] = {name: description[name] for name in ("threads", "device", "latency", "faults", "wire")}
+    if description["name"] == Local.name:
+        return Local(workers, **common)
+    if description["name"] == Ray.name:
+        placed = {name: description[name] for name in ("shards", "cpus", "gpus", "resources")}
+        return Ray(workers, **common, **placed, **anew)
+    raise BadInput(f"a run of the {description['name']} engine has no checkpoints to go on from")
 
 
 def _chosen_engine(engine: Engine | int | None, policy: Policy) -> Engine:

@@ -50,7 +50,8 @@ CASES = {
     "task": (["simulate", "--task", "magic"], "task 'magic' is not known; choose one of: digits, file.py:Class"),
     "task file": (["simulate", "--task", "none.py:Line"], "'none.py' does not exist; give file.py:Class"),
     "task class": (["simulate", "--task", "tasks.py:None"], "no class 'None'"),
-    "engine": (["compare", "--engine", "magic"], "engine 'magic' is not known; choose one of: local, simulated"),
+    "engine": (["compare", "--engine", "magic"], "engine 'magic' is not known; choose one of: local, ray, simulated"),
+    "train engine": (["train", "--engine", "magic"], "engine 'magic' is not known; choose one of: local, ray"),
     "latency": (["simulate", "--latency", "magic:1"], "latency model 'magic' is not known; choose one of: chen2016"),
     "latency text": (
         ["simulate", "--latency", "constant:x"],

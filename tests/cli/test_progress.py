@@ -80,7 +80,7 @@ def test_the_pace_is_counted_from_the_first_update_on(
     """Workers take a while to start, and a resumed run has a past: neither belongs to the pace."""
     clock = Clock(monkeypatch)
     report = _progress.Lines()
-    report.begin("full-sync 1", real_workers=1)
+    report.begin("full-sync 1", _progress.starting(1, "local"))
     clock.now += 4
     report(Progress(1001, 50.0, 0.5, 0.0, 0.5))
     clock.now += 2
@@ -106,3 +106,37 @@ def test_an_update_costs_a_look_at_the_clock() -> None:
         report(progress)
     sys.setprofile(None)
     assert calls <= 100 * 4 + 1, "a call and a return of the report, and of the clock"
+
+
+def test_workers_that_are_missing_are_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two come later, or never; a run that steps back or goes on begins to count again."""
+    clock = Clock(monkeypatch)
+    report = _progress.Lines()
+    report.begin("backup 2+2", _progress.starting(4, "ray"))
+    attendance = _progress.Attendance(report)
+    attendance.run({"workers": 4})
+
+    def shown() -> str:
+        clock.now += 6
+        report(Progress(1, 1.0, None, 0.0, None))
+        return capsys.readouterr().err.splitlines()[-1]
+
+    for worker in (0, 1, 1):
+        attendance.joined(0.0, worker, 0)
+    assert shown().endswith("dropped 0%, 2 of 4 workers")
+    for worker in (2, 3):
+        attendance.joined(1.0, worker, 0)
+    assert shown().endswith("dropped 0%")
+    attendance.lost(2.0, 3, ())
+    assert shown().endswith("dropped 0%, 3 of 4 workers")
+    attendance.resumed(2.0, 1, {})
+    for worker in (0, 1):
+        attendance.joined(2.0, worker, 1)
+    assert shown().endswith("dropped 0%, 2 of 4 workers")
+
+
+def test_the_start_says_where_workers_are() -> None:
+    assert _progress.starting(1, "local") == "starting a worker"
+    assert _progress.starting(8, "ray") == "starting 8 workers on Ray"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from quorate.cli._progress import Reporter
 from quorate.cli._running import Plan
 from quorate.conditions import KnownMeasure
-from quorate.errors import BadInput, Diverged, QuorumLost
+from quorate.errors import BadInput, Diverged, LearnerLost, QuorumLost
 from quorate.policies import Policy
 from quorate.reporting.comparison import Outcome, Row, csv_text, summary_of
 from quorate.trace import TRACE_FILE, Recorder
@@ -104,7 +104,7 @@ def run_all(
     reporter: Reporter,
     folder: ComparisonFolder | None,
 ) -> list[Outcome]:
-    """Run one after the other. One that breaks off (diverged, quorum lost) is a result too, and the others go on."""
+    """Run one after the other. One that breaks off (diverged, quorum lost …) is a result too, and the others go on."""
     try:
         return [_run_one(plan, contender, target, reporter, folder) for contender in contenders]
     except BadInput:
@@ -136,7 +136,7 @@ def _run_one(
             out=None if folder is None else folder.run_folder(contender.name),
             recorders=tuple(recorders),
         )
-    except (Diverged, QuorumLost) as error:
+    except (Diverged, LearnerLost, QuorumLost) as error:
         broke_off = str(error)
         metrics.ended(metrics.seconds, metrics.updates, broke_off, None)
     return Outcome(

@@ -1,26 +1,30 @@
-"""Where runs are made: on real worker processes or on simulated ones. An engine is made anew for every run."""
+"""Where runs are made: on real workers, here or on Ray, or on simulated ones. An engine is made anew for every run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from quorate.errors import BadInput
+from quorate.cli._policies import shown
+from quorate.cli._ray_options import RayOptions
+from quorate.errors import BadInput, unknown_name
 from quorate.faults import parse_faults
 from quorate.policies import Policy
 
 if TYPE_CHECKING:
     from quorate.engines import Engine
 
+LOCAL, RAY, SIMULATED = "local", "ray", "simulated"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Processes:
-    """Worker processes on this machine, in real time."""
+class RealWorkers:
+    """What holds for workers that are processes, wherever they are."""
 
     real: ClassVar[bool] = True
 
     threads: int
-    device: str
+    device: str | None
     latency: str | None
     faults: str | None
     wire: str | None
@@ -32,18 +36,43 @@ class Processes:
                 f"ones (quorate simulate, or quorate compare --engine simulated)"
             )
 
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "threads": self.threads,
+            "latency": self.latency,
+            "faults": self.faults,
+            "wire": self.wire or "fp32",
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processes(RealWorkers):
+    """Worker processes on this machine, in real time."""
+
+    to_say_again: ClassVar[str] = ""
+
     def engine(self, workers: int, policy: Policy, model_bytes: int | None) -> Engine:
         import quorate
 
         assert model_bytes is None, "real workers compute gradients of a real model"
-        return quorate.Local(
-            workers,
-            threads=self.threads,
-            device=self.device,
-            latency=self.latency,
-            faults=self.faults,
-            wire=self.wire or "fp32",
-        )
+        return quorate.Local(workers, device=self.device or "cpu", **self._arguments())
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRay(RealWorkers):
+    """Workers on a Ray cluster, in real time."""
+
+    cluster: RayOptions
+
+    @property
+    def to_say_again(self) -> str:
+        return self.cluster.to_say_again()
+
+    def engine(self, workers: int, policy: Policy, model_bytes: int | None) -> Engine:
+        import quorate
+
+        assert model_bytes is None, "real workers compute gradients of a real model"
+        return quorate.Ray(workers, device=self.device, **self._arguments(), **self.cluster.arguments())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +80,7 @@ class Simulation:
     """Simulated workers, in virtual time."""
 
     real: ClassVar[bool] = False
+    to_say_again: ClassVar[str] = ""
 
     latency: str
     network: str | None
@@ -75,6 +105,25 @@ class Simulation:
             together=together,
             model_bytes=model_bytes,
         )
+
+
+Place = Processes | OnRay | Simulation
+
+
+def place_of_real_workers(engine: str, cluster: RayOptions, **arguments: Any) -> Processes | OnRay:
+    """Here or on Ray. What only Ray knows is refused here rather than left unheeded."""
+    if engine == RAY:
+        return OnRay(cluster=cluster, **arguments)
+    cluster.refuse()
+    return Processes(**arguments)
+
+
+def check_engine(engine: str, known: tuple[str, ...]) -> None:
+    """Refuse a name that the command does not know."""
+    if engine == SIMULATED and engine not in known:
+        raise BadInput(f"{shown('engine', engine)} was given, but these workers are real; type: quorate simulate")
+    if engine not in known:
+        raise unknown_name("engine", engine, known)
 
 
 def _updates_of_one_version(policy: Policy, workers: int) -> bool:

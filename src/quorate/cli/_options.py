@@ -126,13 +126,21 @@ class ClusterOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
-    """How many worker processes there are on this machine, and what is done to them."""
+    """How many workers there are, here or on Ray, and what is done to them."""
 
+    engine: Annotated[
+        str, option(CLUSTER, "Where workers are: processes of this machine, or on Ray.", metavar="local|ray")
+    ] = "local"
     workers: Annotated[str | None, option(CLUSTER, _N_PLUS_B, show_default="one a core", metavar="N+b")] = None
     threads: Annotated[int, option(CLUSTER, "Threads of torch in each worker.", min=1)] = 1
     device: Annotated[
-        str, option(CLUSTER, "Where workers compute: cpu, cuda (all GPUs in turn) or one such as cuda:1.")
-    ] = "cpu"
+        str | None,
+        option(
+            CLUSTER,
+            "Where workers compute: cpu, cuda (all GPUs in turn) or one such as cuda:1 (local).",
+            show_default="cpu; cuda with --gpus",
+        ),
+    ] = None
     wire: Annotated[str | None, wire_option()] = None
     latency: Annotated[
         str | None,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from quorate.events import Ticket
 from quorate.trace import Recorder
 
 if TYPE_CHECKING:
@@ -27,11 +28,14 @@ class Reporter(Protocol):
     last: Progress | None
     real: bool  # whether the run's seconds are
 
-    def begin(self, label: str, real_workers: int | None = None) -> None:
-        """A run begins; worker processes, where there are any, are being started."""
+    def begin(self, label: str, starting: str | None = None) -> None:
+        """A run begins; `starting` says which workers are being started, where they are real."""
 
     def started(self) -> None:
-        """All workers are there."""
+        """The workers are there."""
+
+    def attended(self, alive: int, wanted: int) -> None:
+        """So many workers are there now."""
 
     def __call__(self, progress: Progress) -> None: ...
 
@@ -42,14 +46,28 @@ class Reporter(Protocol):
     ) -> None: ...
 
 
-class Starting(Recorder):
-    """Tells a reporter when the workers are there: a run is recorded from then on."""
+class Attendance(Recorder):
+    """Tells a reporter when the workers are there, and how many: a run is recorded from then on."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
+        self._alive: set[int] = set()
+        self._wanted = 0
 
     def run(self, header: dict[str, Any]) -> None:
+        self._wanted = header["workers"]
         self._reporter.started()
+
+    def resumed(self, time: float, version: int, limits: dict[str, Any]) -> None:
+        self._alive.clear()
+
+    def joined(self, time: float, worker: int, incarnation: int) -> None:
+        self._alive.add(worker)
+        self._reporter.attended(len(self._alive), self._wanted)
+
+    def lost(self, time: float, worker: int, tickets: tuple[Ticket, ...]) -> None:
+        self._alive.discard(worker)
+        self._reporter.attended(len(self._alive), self._wanted)
 
 
 def reporter(quiet: bool) -> Reporter:
@@ -70,15 +88,20 @@ class Silence:
         self._label = ""
         self._first: Progress | None = None
         self._first_at = self._next_at = 0.0
+        self._missing = ""  # how many workers are there, where that is not all of them
 
-    def begin(self, label: str, real_workers: int | None = None) -> None:
+    def begin(self, label: str, starting: str | None = None) -> None:
         self._label = label
         self.last = self._first = None
-        self.real = real_workers is not None
+        self.real = starting is not None
+        self._missing = ""
         self._next_at = time.monotonic() + self.every_s
 
     def started(self) -> None:
         pass
+
+    def attended(self, alive: int, wanted: int) -> None:
+        self._missing = f"{alive} of {wanted} workers" if alive < wanted else ""
 
     def __call__(self, progress: Progress) -> None:
         self.last = progress
@@ -119,10 +142,10 @@ class Silence:
 class Lines(Silence):
     """A line every five seconds."""
 
-    def begin(self, label: str, real_workers: int | None = None) -> None:
-        super().begin(label, real_workers)
-        if real_workers is not None:
-            self._write(starting(real_workers))
+    def begin(self, label: str, starting: str | None = None) -> None:
+        super().begin(label, starting)
+        if starting is not None:
+            self._write(starting)
 
     def _show(self, progress: Progress, now: float) -> None:
         share = "" if progress.share is None else f"{progress.share:.0%}, "
@@ -132,6 +155,7 @@ class Lines(Silence):
             f"{progress.seconds:.4g} s{'' if self.real else ' virtual'}"
             f"{'' if progress.loss is None else f', loss {progress.loss:.3g}'}, "
             f"dropped {progress.drop_rate:.0%}{f', {left} left' if left else ''}"
+            f"{f', {self._missing}' if self._missing else ''}"
         )
 
     def _write(self, line: str) -> None:
@@ -168,7 +192,7 @@ class Bar(Silence):
             )
 
         self._task: TaskID | None = None
-        fields = ("share", "updates", "pace", "loss", "dropped", "left")
+        fields = ("share", "updates", "pace", "loss", "dropped", "left", "missing")
         self._display = Display(
             text("{task.description}", "left"),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=1)),
@@ -179,21 +203,22 @@ class Bar(Silence):
             expand=True,
         )
 
-    def begin(self, label: str, real_workers: int | None = None) -> None:
+    def begin(self, label: str, starting: str | None = None) -> None:
         if self._task is not None:
             if self.last is not None:
                 self._show(self.last, time.monotonic())
             self._display.update(self._task, total=1.0, completed=1.0, share="100%", left="done")
-        super().begin(label, real_workers)
+        super().begin(label, starting)
         self._task = self._display.add_task(
             label,
             total=None,
             share="",
-            updates="" if real_workers is None else starting(real_workers),
+            updates=starting or "",
             pace="",
             loss="",
             dropped="",
             left="",
+            missing="",
         )
         self._display.refresh()
 
@@ -201,6 +226,13 @@ class Bar(Silence):
         assert self._task is not None
         self._display.update(self._task, updates="no update yet")
         self._display.refresh()
+
+    def attended(self, alive: int, wanted: int) -> None:
+        super().attended(alive, wanted)
+        if self.last is not None:  # a run that waits for workers reports no update that would show it
+            assert self._task is not None
+            self._display.update(self._task, missing=self._missing)
+            self._display.refresh()
 
     def _show(self, progress: Progress, now: float) -> None:
         assert self._task is not None
@@ -216,6 +248,7 @@ class Bar(Silence):
             loss="" if progress.loss is None else f"loss {progress.loss:.3f}",
             dropped=f"drop {progress.drop_rate:.0%}",
             left=self._left(progress, now),
+            missing=self._missing,
         )
         self._display.refresh()
 
@@ -229,8 +262,10 @@ class Bar(Silence):
         self._display.stop()
 
 
-def starting(workers: int) -> str:
-    return "starting a worker" if workers == 1 else f"starting {workers} workers"
+def starting(workers: int, engine: str) -> str:
+    """What is shown until the workers are there."""
+    some = "a worker" if workers == 1 else f"{workers} workers"
+    return f"starting {some} on Ray" if engine == "ray" else f"starting {some}"
 
 
 def clock_time(seconds: float) -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quorate.cli._engines import Processes, Simulation
+from quorate.cli._engines import Place
 from quorate.cli._options import EndOptions, LearningOptions, SubjectOptions, TaskOptions
 from quorate.cli._policies import Workers, shown
-from quorate.cli._progress import Reporter, Starting
+from quorate.cli._progress import Attendance, Reporter, starting
 from quorate.cli._stopping import telling_what_is_left
 from quorate.errors import BadInput
 from quorate.policies import Policy
@@ -32,7 +32,7 @@ class Plan:
     """What all runs of a command have in common."""
 
     workers: Workers
-    place: Processes | Simulation
+    place: Place
     patience: float
     seed: int
     task: str | None  # None: no gradients
@@ -61,10 +61,10 @@ class Plan:
 
         workers = self.workers.total
         engine = self.place.engine(workers, policy, self.model_bytes)
-        reporter.begin(label, real_workers=workers if self.place.real else None)
+        reporter.begin(label, starting(workers, engine.name) if self.place.real else None)
         if self.place.real:
-            recorders = (*recorders, Starting(reporter))
-        with telling_what_is_left(label, reporter, out):
+            recorders = (*recorders, Attendance(reporter))
+        with telling_what_is_left(label, reporter, out, self.place.to_say_again):
             return quorate.train(
                 self.task if task is None else task,
                 policy,
@@ -88,7 +88,7 @@ class Plan:
 def make_plan(
     subject: TaskOptions,
     workers: Workers,
-    place: Processes | Simulation,
+    place: Place,
     patience: float,
     end: EndOptions,
     update: LearningOptions,

@@ -89,8 +89,15 @@ def cluster_text(header: dict[str, Any]) -> str:
     count, latency = header["workers"], header["engine"]["latency"]
     if seconds_are(header) == VIRTUAL:
         return f"{count} simulated workers, virtual seconds; latency {latency}"
-    kind = "process, real seconds" if count == 1 else "processes, real seconds"
-    return f"{count} worker {kind}" + ("" if latency is None else f"; artificial delays {latency}")
+    delays = "" if latency is None else f"; artificial delays {latency}"
+    if header["engine"]["name"] == "ray":
+        shards = header["engine"]["shards"]
+        return f"{_some(count, 'worker')} and {_some(shards, 'shard')} on Ray, real seconds{delays}"
+    return f"{count} worker {'process' if count == 1 else 'processes'}, real seconds{delays}"
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _spread(times: dict[str, float | None]) -> str:

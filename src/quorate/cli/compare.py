@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from quorate.cli._comparing import FIGURE_FILE, ComparisonFolder, Contender, run_all
-from quorate.cli._engines import Processes, Simulation
+from quorate.cli._engines import LOCAL, RAY, SIMULATED, Place, Simulation, check_engine, place_of_real_workers
 from quorate.cli._grouping import grouped
 from quorate.cli._options import (
     CLUSTER,
@@ -31,13 +31,14 @@ from quorate.cli._options import (
 )
 from quorate.cli._policies import choose_policies, label, parse_workers, shown
 from quorate.cli._progress import reporter
+from quorate.cli._ray_options import RayOptions
 from quorate.cli._running import at_work, make_plan
 from quorate.cli._show import print_json
 from quorate.cli._table import print_table
-from quorate.errors import BadInput, unknown_name
+from quorate.errors import BadInput
 from quorate.policies import Policy
 
-ENGINES = ("local", "simulated")
+ENGINES = (LOCAL, RAY, SIMULATED)
 #: A tenth of what is simulated: these seconds are waited for.
 DEFAULT_DELAYS = "pause:0.005,0.05,10"
 DEFAULT_POLICIES = "full-sync,backup,async,softsync"
@@ -50,7 +51,11 @@ class ComparedCluster:
 
     engine: Annotated[
         str,
-        option(CLUSTER, "Where it runs: on worker processes of this machine, or simulated.", metavar="local|simulated"),
+        option(
+            CLUSTER,
+            "Where it runs: on worker processes of this machine, on Ray, or simulated.",
+            metavar="local|ray|simulated",
+        ),
     ] = "local"
     workers: WorkersOption = "6+2"
     latency: Annotated[
@@ -59,11 +64,11 @@ class ComparedCluster:
             CLUSTER,
             "How long a simulated ticket takes, or how long a real one is held back; e.g. constant:0.05, "
             "shifted-exp:0.05,0.025, chen2016, lognormal:0.05,0.4*slow:3=4.",
-            show_default=f"{DEFAULT_DELAYS} local, {DEFAULT_LATENCY} simulated",
+            show_default=f"{DEFAULT_DELAYS} local, none on Ray, {DEFAULT_LATENCY} simulated",
             metavar="MODEL",
         ),
     ] = None
-    wire: Annotated[str | None, wire_option(" (local)")] = None
+    wire: Annotated[str | None, wire_option(" (local, ray)")] = None
     network: Annotated[str | None, network_option(" (simulated)")] = None
     faults: Annotated[
         str | None,
@@ -97,6 +102,7 @@ def compare(
     *,
     subject: SubjectOptions,
     cluster: ComparedCluster,
+    on_ray: RayOptions,
     policies: Annotated[
         str, option(POLICY, "What to compare; speed-ups are against the first.", metavar="NAME,NAME,…")
     ] = DEFAULT_POLICIES,
@@ -126,7 +132,7 @@ def compare(
     from quorate.reporting.comparison import make_rows, measure_of, summary_of
     from quorate.reporting.figures import draw_comparison, has_panels
 
-    place = choose_place(cluster, subject, update, threads)
+    place = choose_place(cluster, on_ray, subject, update, threads)
     workers = parse_workers(cluster.workers)
     chosen = choose_policies(policies, workers, options.given())
     _check_figure(figure, out, subject.no_gradients, chosen)
@@ -162,12 +168,12 @@ def compare(
 
 
 def choose_place(
-    cluster: ComparedCluster, subject: SubjectOptions, update: UpdateOptions, threads: int
-) -> Processes | Simulation:
-    """The engine that was asked for. What only the other one knows is refused rather than left unheeded."""
-    if cluster.engine not in ENGINES:
-        raise unknown_name("engine", cluster.engine, ENGINES)
-    if cluster.engine == "simulated":
+    cluster: ComparedCluster, on_ray: RayOptions, subject: SubjectOptions, update: UpdateOptions, threads: int
+) -> Place:
+    """The engine that was asked for. What only another one knows is refused rather than left unheeded."""
+    check_engine(cluster.engine, ENGINES)
+    if cluster.engine == SIMULATED:
+        on_ray.refuse()
         _refuse({"wire": cluster.wire}, "simulated gradients are not sent anywhere", "--engine local")
         return Simulation(
             latency=cluster.latency or DEFAULT_LATENCY,
@@ -183,11 +189,15 @@ def choose_place(
         "together": update.together or None,
         "apart": True if update.together is False else None,
     }
-    _refuse(not_real, "the local engine's workers are real", "--engine simulated")
-    return Processes(
+    _refuse(not_real, f"the {cluster.engine} engine's workers are real", "--engine simulated")
+    # Machines of a cluster are uneven by themselves; processes of one are not.
+    delays = DEFAULT_DELAYS if cluster.engine == LOCAL else None
+    return place_of_real_workers(
+        cluster.engine,
+        on_ray,
         threads=threads,
-        device=update.device or "cpu",
-        latency=cluster.latency or DEFAULT_DELAYS,
+        device=update.device,
+        latency=cluster.latency or delays,
         faults=cluster.faults,
         wire=cluster.wire,
     )

@@ -1,4 +1,4 @@
-"""`quorate train`: one run on real worker processes, or the rest of one."""
+"""`quorate train`: one run on real workers, here or on Ray, or the rest of one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli._engines import Processes
+from quorate.cli._engines import LOCAL, RAY, check_engine, place_of_real_workers
 from quorate.cli._folders import folder_for_run
 from quorate.cli._grouping import grouped
 from quorate.cli._options import (
@@ -24,6 +24,7 @@ from quorate.cli._options import (
 )
 from quorate.cli._policies import choose_policy, label, parse_workers
 from quorate.cli._progress import reporter
+from quorate.cli._ray_options import RayOptions
 from quorate.cli._resuming import given_options, go_on
 from quorate.cli._running import at_work, make_plan
 from quorate.cli._show import print_json, print_summary
@@ -35,6 +36,7 @@ def train(
     *,
     subject: TaskOptions,
     cluster: ProcessOptions,
+    on_ray: RayOptions,
     policy: PolicyOption = None,
     options: PolicyOptions,
     end: EndOptions,
@@ -54,19 +56,22 @@ def train(
     ] = None,
     output: OutputOptions,
 ) -> None:
-    """Train a task on worker processes of this machine.
+    """Train a task on worker processes of this machine, or on a Ray cluster.
 
     Ctrl-C and SIGTERM end it after the update under way, with a checkpoint and the command to go on.
     A second Ctrl-C ends it at once.
     """
+    check_engine(cluster.engine, (LOCAL, RAY))
     if resume is not None:
-        with reporter(output.quiet) as report:
-            result, name = go_on(resume, given_options(context), end, cluster.patience, checkpoint_every, report)
+        given = given_options(context)
+        result, name = go_on(resume, given, on_ray, end, cluster.patience, checkpoint_every, output.quiet)
     else:
         workers = parse_workers(cluster.workers or str(len(os.sched_getaffinity(0))))
         chosen = choose_policy(policy, workers, options.given())
         name = label(chosen, workers.total)
-        place = Processes(
+        place = place_of_real_workers(
+            cluster.engine,
+            on_ray,
             threads=cluster.threads,
             device=cluster.device,
             latency=cluster.latency,
