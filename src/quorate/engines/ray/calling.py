@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 import ray
 from quorate.errors import LearnerLost
@@ -32,6 +32,8 @@ def ask_all(whose: str, calls: Sequence[Callable[[], Any]]) -> list[Any]:
             raise LearnerLost(f"{whose} is gone: {first_line(error)}") from error
         except RayTaskError as error:
             raise original(error) from error
+        except RayError as error:  # its node is gone before it began, or an object with it
+            raise LearnerLost(f"{whose} is gone: {first_line(error)}") from error
     raise AssertionError
 
 

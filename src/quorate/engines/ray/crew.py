@@ -88,6 +88,9 @@ class Crew:
         self._times = AnswerTimes()
         self._look_at = self._drain_at = 0.0
         self._happened: list[Happening] = []  # noticed while something else was done
+        # A worker takes a ticket below one it has seen for one that is over. When a run steps back, its tickets are
+        # numbered from there again, so workers are told other numbers, which only grow.
+        self._shift = self._highest = 0
 
     # ------------------------------------------------------------ orders
 
@@ -102,9 +105,9 @@ class Crew:
     def send(self, ticket: Ticket, version: Any, gradient: Any, next_batch: int, delay_s: float) -> None:
         seat = self.seats[ticket.worker]
         self._to_tell.pop(seat.number, None)  # the worker gives up the old one when it sees the new one
-        work = messages.Work(
-            ticket.id, ticket.version, ticket.batch, version.block, gradient.block, next_batch, delay_s
-        )
+        number = ticket.id + self._shift
+        self._highest = max(self._highest, number)
+        work = messages.Work(number, ticket.version, ticket.batch, version.block, gradient.block, next_batch, delay_s)
         order = Order(ticket, version, gradient, delay_s, messages.pack_start(work))
         if len(seat.orders) < _UNANSWERED:
             self._post(seat, order)
@@ -135,7 +138,7 @@ class Crew:
             if order.ticket is ticket:
                 order.cancelled = True
                 order.gradient.objects = []  # freed as soon as the worker has made them
-        self._to_tell[seat.number] = ticket.id
+        self._to_tell[seat.number] = ticket.id + self._shift
         return None
 
     # ------------------------------------------------------------ what happens
@@ -382,7 +385,8 @@ class Crew:
                 over.append(seat.held)
                 seat.held = None
             if seat.orders:
-                self._to_tell[seat.number] = seat.orders[-1].ticket.id
+                self._to_tell[seat.number] = seat.orders[-1].ticket.id + self._shift
+        self._shift = self._highest + 1
         self._happened = [one for one in self._happened if not isinstance(one, tuple)]
         return over
 

@@ -31,6 +31,7 @@ class Keeper:
         torch.set_num_threads(setting.threads)
         sys.argv[:] = setting.argv
         self._parcel, self._setting = parcel, setting
+        self._segments: list[Segment | None] = []
 
     def __repr__(self) -> str:
         return "keeper"
@@ -58,7 +59,10 @@ class Keeper:
     def attach(self, cut: Cut) -> tuple[bool, ...]:
         """Find the memory of the shards, which are others when one was lost."""
         node = ray.get_runtime_context().get_node_id()
-        self._segments: list[Segment | None] = [attach(segment, node) for segment in cut.segments]
+        for old in self._segments:
+            if old is not None:
+                old.close()
+        self._segments = [attach(segment, node) for segment in cut.segments]
         return tuple(segment is not None for segment in self._segments)
 
     # ------------------------------------------------------------ the newest version
@@ -73,10 +77,12 @@ class Keeper:
         self._look_at(block, False, pieces)
         return digest(self._computer.model.state_dict())
 
-    def write(self, path: str, block: int, averaged: bool, *pieces: Any) -> None:
-        """Write a version into a file on this machine, for the driver, who is here too."""
+    def write(self, path: str, block: int, averaged: bool, *pieces: Any) -> list[str]:
+        """Write a version into a file on this machine, for the driver, who is here too; gives the names in order."""
         self._look_at(block, averaged, pieces)
-        save_parameters(Path(path), self._computer.model.state_dict())
+        parameters = self._computer.model.state_dict()
+        save_parameters(Path(path), parameters)
+        return list(parameters)
 
     def _look_at(self, block: int, averaged: bool, pieces: Sequence[Any]) -> None:
         computer = self._computer

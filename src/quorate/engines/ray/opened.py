@@ -12,7 +12,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import RayActorError
 from torch import Tensor
 
 import ray
@@ -30,7 +29,7 @@ from quorate.engines.ray.setting import Cut, Setting, pack_state
 from quorate.engines.ray.shipping import ship
 from quorate.engines.ray.updating import RoomForBlocks, Updater, Version
 from quorate.engines.ray.writing import KeptByKeeper
-from quorate.errors import BadInput, QuorateError
+from quorate.errors import BadInput, LearnerLost, QuorateError
 from quorate.outfolder import load_parameters
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ _LOOK_UP_S = 0.2
 _LATE_S = 60.0
 #: How long a shard that may be gone is given to answer.
 _PING_S = 5.0
+_TRIES = 3
 
 
 class Opened:
@@ -98,7 +98,7 @@ class Opened:
         self._room = RoomForBlocks()
         first = self._room.take_version()
         begun = [shard.begin.remote(part, first) for shard, part in zip(self._shards, parts, strict=True)]
-        segments = [_unless_bad(self._wait_for(one)) for one in begun]
+        segments = [self._begun(place, part, first, begun[place]) for place, part in enumerate(parts)]
         self.cut = Cut(tuple(parts), tuple(segments))
         self._check_object_store()
         self._keeper_shares = self._wait_for(self._keeper.begin.remote(self.cut))
@@ -164,12 +164,18 @@ class Opened:
         while not ray.wait([reference], timeout=_LOOK_UP_S)[0]:
             if self._stopped():
                 raise KeyboardInterrupt
-        try:
-            return ask("an actor", lambda: reference)
-        except QuorateError as error:
-            if isinstance(error, BadInput):
-                raise
-            raise QuorateError(f"the run cannot start on the cluster: {error}") from error
+        return ask("an actor of the run", lambda: reference)
+
+    def _begun(self, place: int, part: slice, first: int, begun: Any) -> Any:
+        """Where the memory of a shard is, once it has begun; one whose node dies meanwhile is made again."""
+        for _ in range(_TRIES):
+            try:
+                return _unless_bad(self._wait_for(begun))
+            except LearnerLost as lost:
+                why = lost
+                self._shards[place] = self._actors.spare_shard()
+                begun = self._shards[place].begin.remote(part, first)
+        raise QuorateError(f"shard {place} of the learner cannot start, {_TRIES} times: {why}")
 
     def _end_actors(self) -> None:
         if hasattr(self, "crew"):
@@ -185,7 +191,7 @@ class Opened:
             try:
                 return ask("the keeper", lambda: call(self._keeper))
             except QuorateError as error:
-                if last_try or not isinstance(error.__cause__, RayActorError):
+                if last_try or not isinstance(error, LearnerLost):
                     raise
                 self._keeper = self._actors.keeper()
                 self._wait_for(self._keeper.describe.remote())
@@ -207,10 +213,13 @@ class Opened:
         pieces = self._pieces(False)
         return self._ask_keeper(lambda keeper: keeper.digest.remote(self.updater.newest.block, *pieces))
 
-    def write_parameters(self, path: Path, averaged: bool) -> None:
-        pieces = self._pieces(averaged)
-        block = self.updater.newest.block
-        self._ask_keeper(lambda keeper: keeper.write.remote(str(path.resolve()), block, averaged, *pieces))
+    def write_parameters(self, path: Path, averaged: bool) -> list[str]:
+        """Into a file; gives the names in the model's order, which the file does not keep."""
+        pieces, block = self._pieces(averaged), self.updater.newest.block
+        names: list[str] = self._ask_keeper(
+            lambda keeper: keeper.write.remote(str(path.resolve()), block, averaged, *pieces)
+        )
+        return names
 
     def parameters(self, averaged: bool) -> dict[str, Tensor]:
         """In a file that is mapped: it takes memory of this process only where it is looked at."""
@@ -218,8 +227,9 @@ class Opened:
         os.close(descriptor)
         path = Path(name)
         try:
-            self.write_parameters(path, averaged)
-            return load_parameters(path)
+            names = self.write_parameters(path, averaged)
+            found = load_parameters(path)
+            return {name: found[name] for name in names}
         finally:
             path.unlink(missing_ok=True)
 
@@ -296,8 +306,9 @@ class Opened:
             changed = True
             end(shard)
             fresh, self._spare = self._spare or self._actors.spare_shard(), None
-            self._shards[place] = self.updater.shards[place] = fresh
-            segments[place] = _unless_bad(self._wait_for(fresh.begin.remote(self.cut.parts[place], 0)))
+            self._shards[place] = fresh
+            part = self.cut.parts[place]
+            segments[place] = self._begun(place, part, 0, fresh.begin.remote(part, 0))
         if not changed:
             return
         self.cut = Cut(self.cut.parts, tuple(segments))

@@ -42,6 +42,11 @@ class Segment:
             self._known.add(number)
         return self._blocks.block(number)
 
+    def close(self) -> None:
+        """Forget it; tensors that still look at a block keep that one."""
+        self._blocks.forget()
+        os.close(self._blocks.descriptor)
+
 
 def make_segment(node: str, block_bytes: int) -> tuple[Segment, SegmentAddress]:
     """New memory of this process, and how others find it."""

@@ -62,8 +62,11 @@ class Worker:
     def attach(self, cut: Cut) -> Ready:
         """Find the memory of the shards, which are others when one was lost."""
         with self._turn:
-            self._segments: list[Segment | None] = [attach(segment, self._node) for segment in cut.segments]
-            self._places: dict[tuple[int, bool], Place] = {}
+            for old in self._segments:
+                if old is not None:
+                    old.close()
+            self._segments = [attach(segment, self._node) for segment in cut.segments]
+            self._places.clear()
             return Ready(self._node, os.getpid(), tuple(segment is not None for segment in self._segments))
 
     def _begin(self, cut: Cut) -> None:
@@ -90,6 +93,8 @@ class Worker:
             raise BadInput(f"task {task.name}: model() gives another model in a worker than in the learner")
         self._node: str = ray.get_runtime_context().get_node_id()
         self._ticket = -1
+        self._segments: list[Segment | None] = []
+        self._places: dict[tuple[int, bool], Place] = {}
 
     def _set_threads(self) -> None:
         """Threads inside torch are a setting of the calling thread."""

@@ -1,0 +1,90 @@
+"""Nodes are killed and others join: the run goes on, and uses every sample exactly once an epoch."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+import quorate
+from quorate.trace import Update
+from tests.laws.checker import LawChecker
+from tests.ray.clusters import Several, several_nodes
+from tests.tasks import Toy, plain_sgd
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+WORKERS, QUORUM, UPDATES = 4, 3, 500
+SAMPLES, BATCH = 1200, 8  # an epoch is 50 updates
+
+
+def task() -> Toy:
+    return Toy(optimizer=plain_sgd, samples=SAMPLES, batch_size=BATCH)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Several]:
+    with several_nodes(3, cpus=2) as nodes:
+        yield nodes
+
+
+class Killer(quorate.Recorder):
+    """Kills the oldest node every so often, and adds another."""
+
+    def __init__(self, cluster: Several, every_s: float) -> None:
+        self._cluster, self._every_s = cluster, every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.killed = 0
+
+    def __enter__(self) -> Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            self._cluster.kill(0)
+            self._cluster.add()
+            self.killed += 1
+
+
+class Slowly(quorate.Recorder):
+    """What was applied, over all steps back."""
+
+    def __init__(self) -> None:
+        self.steps_back: list[int] = []
+        self.versions: list[int] = []
+
+    def applied(self, time: float, update: Update) -> None:
+        self.versions.append(update.version)
+
+    def resumed(self, time: float, version: int, limits: dict[str, object]) -> None:
+        self.steps_back.append(version)
+
+
+def test_a_node_is_killed_every_five_seconds(cluster: Several, tmp_path: Path) -> None:
+    policy = quorate.BackupSync(QUORUM, WORKERS - QUORUM)
+    latency = "shifted-exp:0.05,0.02"
+    watch = Slowly()
+    undisturbed = quorate.train(task(), policy, quorate.Simulated(WORKERS, latency), epochs=10)
+    with Killer(cluster, 5.0) as killer, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        engine = quorate.Ray(WORKERS, latency=latency)
+        result = quorate.train(task(), policy, engine, epochs=10, out=tmp_path / "run", recorders=(watch,))
+    assert killer.killed >= 3
+    assert result.metrics.updates >= UPDATES * 0.99
+    assert result.summary["samples"] == {"applied": 10 * SAMPLES, "distinct": SAMPLES}
+    assert abs(result.evaluation["accuracy"] - undisturbed.evaluation["accuracy"]) <= 0.02
+    print(killer.killed, watch.steps_back, len(watch.versions), result.evaluation, undisturbed.evaluation)
+    print([str(one.message) for one in said])
+    replayed = quorate.replay(tmp_path / "run", task())
+    assert replayed.result.digest == result.digest
