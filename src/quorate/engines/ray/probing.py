@@ -1,7 +1,7 @@
 """Asks a Ray cluster who it is, in a process of its own: `python probing.py HOST:PORT` prints one line of JSON.
 
-Ray's client waits 40 s for something that is not Ray, and may end the process it lives in. Here it may: whoever asks
-sets a time limit. The file stands alone, so that it can be run by its path and imports nothing of quorate.
+Ray's client waits 40 s for something that is not Ray, and cannot be interrupted meanwhile. A process can be ended by
+whoever asks. The file stands alone, so that it can be run by its path and imports nothing of quorate.
 """
 
 from __future__ import annotations
