@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long check format benchmark benchmark-local clean
+.PHONY: demo test test-long check format benchmark benchmark-local benchmark-ray clean
 
 demo: $(READY)  ## why backup workers are worth having: eight real processes, in under a minute
 	$(BIN)/quorate demo --out demo --overwrite
@@ -29,6 +29,9 @@ benchmark: $(READY)  ## the simulator's cost, as ratios and rates
 
 benchmark-local: $(READY)  ## the local engine beside DDP and the floor; hours, or minutes with QUICK=--quick
 	$(BIN)/python -m benchmarks.local $(QUICK)
+
+benchmark-ray: $(READY)  ## the Ray engine beside Ray's own first-N parameter server; an hour, or minutes with QUICK=--quick
+	$(BIN)/python -m benchmarks.ray $(QUICK)
 
 # The stamp is written last, so an interrupted set-up is simply done again.
 $(READY): pyproject.toml constraints.txt

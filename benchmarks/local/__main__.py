@@ -11,29 +11,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import socket
 import sys
 from collections.abc import Iterator
-from statistics import median
 from typing import Any, NamedTuple
 
-import torch
-
-import quorate
 from benchmarks.local import workload
 from benchmarks.local.bandwidth import bytes_per_update
-from benchmarks.local.isolated import RunFailedError, can_isolate, figures_of
+from benchmarks.local.isolated import can_isolate
 from benchmarks.local.measuring import UPDATES, WARMUP, Setting
 from benchmarks.local.tables import show
+from benchmarks.local.turns import MEDIANS, Runs, machine, middle, one_run, ratio, say, take_turns
 
 SECTIONS = ("a", "stragglers", "scaling")
 QUICK_UPDATES = {"0.1M": 50, "5M": 15, "25M": 5}
 QUICK_WARMUP = 3
-MEDIANS = ("updates_per_s", "samples_per_s", "update_ms_median", "update_ms_p99", "cpu_ms_per_update", "noise_cores")
-
-Runs = list[dict[str, Any]]  # one a repeat; {"failed": why} where there are no figures
 
 
 class Contender(NamedTuple):
@@ -106,33 +98,10 @@ def measure(cell: Cell, repeats: int, timeout_s: float) -> Runs:
         say(f"{cell.section}: {cell.size} parameters, case {cell.case}, repeat {repeat + 1} of {repeats}")
         if cell.size == "25M":
             bandwidths.append(one_run([sys.executable, "-m", "benchmarks.local.bandwidth"], timeout_s))
-        turn = repeat % len(contenders)
-        for contender in (*contenders[turn:], *contenders[:turn]):
-            found = one_run(contender.command(), timeout_s)
+        for contender, found in take_turns(contenders, repeat, lambda command: one_run(command, timeout_s)).items():
             runs[contender].append(found)
-            say(f"  {contender.label:10} {in_short(found)}")
     bandwidth = middle(bandwidths, "bytes_per_s")
     return [row(cell, contender, runs, bandwidth) for contender in contenders]
-
-
-def one_run(command: list[str], timeout_s: float) -> dict[str, Any]:
-    try:
-        return figures_of(command, timeout_s)
-    except RunFailedError as failure:
-        return {"failed": str(failure)}
-
-
-def in_short(run: dict[str, Any]) -> str:
-    if "failed" in run:
-        return f"failed: {run['failed']}"
-    return (
-        f"{run['updates_per_s']:8.2f} updates/s {run['cpu_ms_per_update']:8.1f} CPU ms each, "
-        f"others took {run['noise_cores']:.2f} cores"
-    )
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- figures
@@ -165,27 +134,6 @@ def row(cell: Cell, contender: Contender, runs: dict[Contender, Runs], bandwidth
         "bandwidth_bytes_per_s": bandwidth,
         "bandwidth_share": share,
         "runs": mine,
-    }
-
-
-def middle(runs: Runs, figure: str) -> float | None:
-    found = [run[figure] for run in runs if figure in run]
-    return median(found) if found else None
-
-
-def ratio(these: Runs, those: Runs, figure: str) -> float | None:
-    """The median over the repeats in which both gave figures."""
-    found = [a[figure] / b[figure] for a, b in zip(these, those, strict=False) if figure in a and figure in b]
-    return median(found) if found else None
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "quorate": quorate.__version__,
-        "isolated": can_isolate(),
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.local.workload import BATCH, CASES, WIDTHS
 
@@ -81,7 +81,7 @@ class Meter:
             self._end = self._snapshot()
         return len(self._times) >= self._setting.steps
 
-    def print_result(self, loss: float | None = None) -> None:
+    def print_result(self, loss: float | None = None, **more: Any) -> None:
         """The line that the benchmark reads; the loss is there so that one can see that something was learned."""
         setting = self._setting
         times = self._times[setting.warmup - 1 : setting.steps]
@@ -96,6 +96,7 @@ class Meter:
             "cpu_ms_per_update": 1e3 * tree_s / setting.updates,
             "noise_cores": max(0.0, machine_s - tree_s + steal_s) / seconds,
             "loss": loss,
+            **more,
         }
         print(json.dumps(found), flush=True)
 
@@ -103,12 +104,12 @@ class Meter:
         user, nice, system, _idle, _iowait, irq, softirq, steal = (
             int(ticks) / _TICKS_PER_S for ticks in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
         )
-        tree_s = _cpu_s_of_tree(self._root)
+        tree_s = sum(cpu_s_of_processes(self._root).values())
         return _Snapshot(tree_s, user + nice + system + irq + softirq, steal, time.perf_counter())
 
 
-def _cpu_s_of_tree(root: int) -> float:
-    """CPU seconds of a process and of all its living descendants."""
+def cpu_s_of_processes(root: int) -> dict[int, float]:
+    """CPU seconds of a process and of each of its living descendants, by process number."""
     children: dict[int, list[int]] = {}
     cpu_s: dict[int, float] = {}
     for entry in Path("/proc").iterdir():
@@ -120,9 +121,9 @@ def _cpu_s_of_tree(root: int) -> float:
             continue
         children.setdefault(int(fields[1]), []).append(int(entry.name))
         cpu_s[int(entry.name)] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-    total, todo = 0.0, [root]
+    found, todo = {}, [root]
     while todo:
         process = todo.pop()
-        total += cpu_s.get(process, 0.0)
+        found[process] = cpu_s.get(process, 0.0)
         todo += children.get(process, [])
-    return total
+    return found
