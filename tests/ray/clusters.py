@@ -31,8 +31,9 @@ class Several:
     """Nodes on this machine. Runs of this process connect to them; the driver is on the head, which has no CPUs."""
 
     def __init__(self, nodes: int, cpus: int) -> None:
-        import ray
         from ray.cluster_utils import Cluster
+
+        import ray
 
         self._before = dict(os.environ)
         self._cpus = cpus

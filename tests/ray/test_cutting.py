@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,4 +26,4 @@ def test_no_other_cut_has_a_smaller_largest_part(sizes: list[int], shards: int) 
     largest = max(sum(sizes[part]) for part in cut(sizes, shards))
     for bounds in combinations(range(1, len(sizes)), shards - 1):
         ends = [0, *bounds, len(sizes)]
-        assert largest <= max(sum(sizes[a:b]) for a, b in zip(ends, ends[1:], strict=False))
+        assert largest <= max(sum(sizes[a:b]) for a, b in pairwise(ends))

@@ -47,9 +47,7 @@ def test_fixed_arrivals_give_the_decisions_and_parameters_of_the_other_engines(t
     """Clipping and averaging too, which on two shards take the word of both."""
     policy = quorate.BackupSync(2, 1)
     learning = quorate.Learning(clip_norm=0.5, ema=0.9)
-    on_ray, ours = run(
-        quorate.Ray(WORKERS, shards=2, latency=FIXED), policy, learning=learning, out=tmp_path / "run"
-    )
+    on_ray, ours = run(quorate.Ray(WORKERS, shards=2, latency=FIXED), policy, learning=learning, out=tmp_path / "run")
     local, theirs = run(quorate.Local(WORKERS, latency=FIXED), policy, learning=learning)
     simulated, on_paper = run(quorate.Simulated(WORKERS, FIXED), policy, learning=learning)
     assert ours == theirs == on_paper

@@ -13,7 +13,6 @@ pytest.importorskip("ray")
 
 import quorate
 from quorate.trace import Update
-from tests.laws.checker import LawChecker
 from tests.ray.clusters import Several, several_nodes
 from tests.tasks import Toy, plain_sgd
 

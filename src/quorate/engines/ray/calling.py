@@ -30,17 +30,19 @@ def ask_all(whose: str, calls: Sequence[Callable[[], Any]]) -> list[Any]:
             pending = [call() for call in calls]
         except RayActorError as error:
             raise LearnerLost(f"{whose} is gone: {first_line(error)}") from error
-        except RayTaskError as error:
-            raise original(error) from error
-        except RayError as error:  # its node is gone before it began, or an object with it
+        except RayError as error:
+            cause = original(error)
+            if not isinstance(cause, RayError):
+                raise cause from error
+            # Its node is gone before it began, or an object that it needed.
             raise LearnerLost(f"{whose} is gone: {first_line(error)}") from error
     raise AssertionError
 
 
-def original(error: RayTaskError) -> BaseException:
-    """The exception that an actor met, as it was there."""
-    cause: Any = error.cause
-    if not isinstance(cause, Exception) or isinstance(cause, RayTaskError):
+def original(error: BaseException) -> BaseException:
+    """The exception that an actor met, as it was there; the same one, if it was Ray that failed."""
+    cause: Any = error.cause if isinstance(error, RayTaskError) else None
+    if not isinstance(cause, Exception) or isinstance(cause, RayError):
         same: BaseException = error
         return same
     cause.add_note(str(error))

@@ -27,6 +27,7 @@ from quorate.engines.ray.cutting import cut
 from quorate.engines.ray.room import check_object_store, check_room
 from quorate.engines.ray.setting import Cut, Setting, pack_state
 from quorate.engines.ray.shipping import ship
+from quorate.engines.ray.software import check_software
 from quorate.engines.ray.updating import RoomForBlocks, Updater, Version
 from quorate.engines.ray.writing import KeptByKeeper
 from quorate.errors import BadInput, LearnerLost, QuorateError
@@ -57,9 +58,10 @@ class Opened:
             demand=demand,
             runtime_env=engine.runtime_env,
             working_dir=engine.working_dir,
-            extra=engine.shard_resources,
+            extra={name: amount * (engine.shards or 1) for name, amount in (engine.shard_resources or {}).items()},
         )
         to_close.callback(self._cluster.close)
+        check_software(self._cluster)
         needed = job.policy.begin(engine.workers).needed
         self._room_for = check_room(self._cluster, demand, engine.workers, needed, engine.wait_s, self._stopped)
         self._needed = needed

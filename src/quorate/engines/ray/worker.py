@@ -45,6 +45,9 @@ class Worker:
         self._floor = 0  # tickets below it are over
         self._floor_moved = 0.0
         self._mine = threading.local()  # of each thread: memory for what goes to other nodes
+        self._ticket = -1
+        self._segments: list[Segment | None] = []
+        self._places: dict[tuple[int, bool], Place] = {}
 
     def __repr__(self) -> str:
         return f"worker {self._number}"  # what stands before each line it prints
@@ -92,9 +95,6 @@ class Worker:
         if sizes != [segment.block_bytes for segment in cut.segments]:
             raise BadInput(f"task {task.name}: model() gives another model in a worker than in the learner")
         self._node: str = ray.get_runtime_context().get_node_id()
-        self._ticket = -1
-        self._segments: list[Segment | None] = []
-        self._places: dict[tuple[int, bool], Place] = {}
 
     def _set_threads(self) -> None:
         """Threads inside torch are a setting of the calling thread."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
 import ray
 from quorate.checkpoint import CheckpointFolder
 from quorate.engines.ray.calling import first_line, original
+
+_GONE_ALLOWED = 3
 
 
 class KeptByKeeper:
@@ -18,7 +20,7 @@ class KeptByKeeper:
     def __init__(self, keeper: Callable[[], Any], folder: CheckpointFolder, on_failure: Callable[[str], None]) -> None:
         self._keeper, self._folder, self._on_failure = keeper, folder, on_failure
         self._writing: Any = None
-        self._version = 0
+        self._gone_in_a_row = 0
 
     @property
     def busy(self) -> bool:
@@ -37,7 +39,6 @@ class KeptByKeeper:
         shards = engine.pop("shards")
         rest = {name: value for name, value in state.items() if name != "engine"}
         run = str(self._folder.folder.parent.resolve())
-        self._version = version
         self._writing = self._keeper().save.remote(run, version, rest, engine, *shards)
 
     def finish(self) -> None:
@@ -47,9 +48,16 @@ class KeptByKeeper:
             return
         try:
             sentence = ray.get(writing)
-        except RayTaskError as error:
-            raise original(error) from error
-        except RayError as error:  # the keeper is gone, or a shard whose state it was to write
-            sentence = f"checkpoint of version {self._version} could not be written: {first_line(error)}"
+        except RayError as error:
+            cause = original(error)
+            if not isinstance(cause, RayError):
+                raise cause from error
+            # The keeper is gone, which is mended, or a shard whose state it was to write, which the next update meets.
+            self._gone_in_a_row += 1
+            if self._gone_in_a_row < _GONE_ALLOWED:
+                return
+            sentence = f"the last {self._gone_in_a_row} checkpoints could not be written: {first_line(error)}"
+        else:
+            self._gone_in_a_row = 0
         if sentence is not None:
             self._on_failure(sentence)
