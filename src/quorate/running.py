@@ -136,7 +136,8 @@ def _step_back(
         raise lost from nothing
     for sentence in loaded.damaged:
         _warn(sentence)
-    _warn(f"{lost}; the run steps back from version {version} to its checkpoint of version {loaded.version}")
+    back = f"steps back from version {version} to its checkpoint of version {loaded.version}"
+    _warn(f"{lost}; the run {back if version > loaded.version else f'goes on at version {version}, without loss'}")
     return OldFolder(folder.path, loaded.state["trace_bytes"]), loaded.state
 
 

@@ -31,6 +31,8 @@ class Order:
     answer: messages.Answer = None  # what the worker said, while the gradient is on its way to other machines
     parts_left: int = 0  # of the gradient, that are on their way
     is_lost: bool = False  # one of them was lost on its way
+    forgotten: bool = False  # the run has stepped back behind it: nobody is told of it any more
+    serial: int = 0  # of the order, where ticket numbers come again because the run steps back
 
 
 @dataclass
@@ -282,7 +284,8 @@ class LiveRun:
         ticket = order.ticket
         if isinstance(answer, messages.Abandoned):
             self._give_back(order)
-            self._events.append(Abandoned(now, ticket, answer.cancel_s))
+            if not order.forgotten:
+                self._events.append(Abandoned(now, ticket, answer.cancel_s))
             return
         if order.cancelled:  # it was finished before the worker noticed
             self._give_back(order)

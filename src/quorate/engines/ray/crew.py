@@ -82,15 +82,13 @@ class Crew:
         self._updater, self._make, self._draining = updater, make, draining
         self.seats = [Seat(number) for number in range(workers)]
         self._pending: dict[Any, _Pending] = {}
-        self._to_tell: dict[int, int] = {}  # worker -> its cancelled ticket, where no order has told it yet
+        self._to_tell: dict[int, int] = {}  # worker -> its cancelled order, where no other has told it yet
         self._restarts: list[tuple[float, int]] = []
         self._failures = Failures()
         self._times = AnswerTimes()
         self._look_at = self._drain_at = 0.0
         self._happened: list[Happening] = []  # noticed while something else was done
-        # A worker takes a ticket below one it has seen for one that is over. When a run steps back, its tickets are
-        # numbered from there again, so workers are told other numbers, which only grow.
-        self._shift = self._highest = 0
+        self._serial = 0  # of the last order; ticket numbers come again when the run steps back
 
     # ------------------------------------------------------------ orders
 
@@ -105,10 +103,10 @@ class Crew:
     def send(self, ticket: Ticket, version: Any, gradient: Any, next_batch: int, delay_s: float) -> None:
         seat = self.seats[ticket.worker]
         self._to_tell.pop(seat.number, None)  # the worker gives up the old one when it sees the new one
-        number = ticket.id + self._shift
-        self._highest = max(self._highest, number)
-        work = messages.Work(number, ticket.version, ticket.batch, version.block, gradient.block, next_batch, delay_s)
-        order = Order(ticket, version, gradient, delay_s, messages.pack_start(work))
+        self._serial += 1
+        numbers = self._serial, ticket.version, ticket.batch, version.block, gradient.block
+        packet = messages.pack_start(messages.Work(*numbers, next_batch, delay_s))
+        order = Order(ticket, version, gradient, delay_s, packet, serial=self._serial)
         if len(seat.orders) < _UNANSWERED:
             self._post(seat, order)
         else:
@@ -138,15 +136,15 @@ class Crew:
             if order.ticket is ticket:
                 order.cancelled = True
                 order.gradient.objects = []  # freed as soon as the worker has made them
-        self._to_tell[seat.number] = ticket.id + self._shift
+                self._to_tell[seat.number] = order.serial
         return None
 
     # ------------------------------------------------------------ what happens
 
     def wait(self, timeout_s: float | None) -> list[Happening]:
         """What has happened, after waiting for something for at most so long."""
-        for worker, ticket in self._to_tell.items():
-            self.seats[worker].actor.cancel.remote(ticket)
+        for worker, serial in self._to_tell.items():
+            self.seats[worker].actor.cancel.remote(serial)
         self._to_tell.clear()
         now = monotonic()
         until = min(self._look_at, self._restarts[0][0]) if self._restarts else self._look_at
@@ -379,14 +377,13 @@ class Crew:
         over = []
         for seat in self.seats:
             for order in (*seat.orders, *seat.on_their_way):
-                order.cancelled = True
+                order.cancelled = order.forgotten = True
                 order.gradient.objects = []
             if seat.held is not None:
                 over.append(seat.held)
                 seat.held = None
             if seat.orders:
-                self._to_tell[seat.number] = seat.orders[-1].ticket.id + self._shift
-        self._shift = self._highest + 1
+                self._to_tell[seat.number] = seat.orders[-1].serial
         self._happened = [one for one in self._happened if not isinstance(one, tuple)]
         return over
 

@@ -311,11 +311,10 @@ class Opened:
             self._shards[place] = fresh
             part = self.cut.parts[place]
             segments[place] = self._begun(place, part, 0, fresh.begin.remote(part, 0))
-        if not changed:
-            return
-        self.cut = Cut(self.cut.parts, tuple(segments))
-        self._make_spare()
-        self._keeper_shares = self._ask_keeper(lambda keeper: keeper.attach.remote(self.cut))
+        if changed:
+            self.cut = Cut(self.cut.parts, tuple(segments))
+            self._make_spare()
+            self._keeper_shares = self._ask_keeper(lambda keeper: keeper.attach.remote(self.cut))
         self.crew.move_to(self.cut)
 
     # ------------------------------------------------------------ for tests and for the curious

@@ -10,6 +10,8 @@ from typing import Any
 
 _RAYS_OWN = "ray_print_logs"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+#: Ray follows it with 800 characters of advice for each process that ends; the run says itself what it has lost.
+_DIED = "A worker died or was killed while executing a task by an unexpected system error"
 
 
 def prints_to_stderr() -> None:
@@ -33,6 +35,8 @@ def print_what_is_left() -> None:
 def _print(data: dict[str, Any]) -> None:
     from ray._private.ray_logging import stderr_deduplicator
 
+    if data.get("pid") == "raylet":
+        data = {**data, "lines": [line for line in data["lines"] if not line.startswith(_DIED)]}
     for batch in [data] if data.get("pid") == "autoscaler" else stderr_deduplicator.deduplicate(data):
         _write(batch)
 

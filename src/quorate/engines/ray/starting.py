@@ -122,7 +122,10 @@ def loopback_only(wanted: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def untouched_signals() -> Iterator[None]:
-    """Ray sets a SIGTERM handler of its own that exits at once; ours, which writes a last checkpoint, stays."""
+    """Ray sets a SIGTERM handler of its own that exits at once; ours, which writes a last checkpoint, stays.
+
+    Ray's C++ part sets one too, under Python's: it prints a stack, calls ours, and aborts the process 3 s later.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -130,15 +133,20 @@ def untouched_signals() -> Iterator[None]:
 
     set_theirs = getattr(utils, "set_sigterm_handler", None)
     before = signal.getsignal(signal.SIGTERM)
+    alarms, _ = signal.getitimer(signal.ITIMER_REAL)
     utils.set_sigterm_handler = lambda _: None  # putting ours back afterwards would be too late while Ray starts
     try:
         yield
     finally:
         if set_theirs is not None:
             utils.set_sigterm_handler = set_theirs
-        current = signal.getsignal(signal.SIGTERM)
-        if getattr(current, "__module__", "").startswith("ray."):  # a Ray that sets it in another way
-            signal.signal(signal.SIGTERM, before)
+        current = signal.getsignal(signal.SIGTERM)  # another than before if a signal came meanwhile
+        if getattr(current, "__module__", None) is not None and current.__module__.startswith("ray."):
+            current = before  # a Ray that sets it in another way
+        if current is not None:
+            signal.signal(signal.SIGTERM, current)  # also takes it from the C++ part
+        if not alarms:
+            signal.alarm(0)  # the abort, if a signal came just then
 
 
 def restore_variables(before: dict[str, str]) -> None:

@@ -58,9 +58,6 @@ class RoomForBlocks:
         holds = self._gradients if isinstance(what, Gradient) else self._versions
         holds.release(what.block // 2)
 
-    def release_block(self, block: int) -> None:
-        self._versions.release(block // 2)
-
     @property
     def versions_alive(self) -> int:
         return self._versions.in_use

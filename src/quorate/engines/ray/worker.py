@@ -46,6 +46,7 @@ class Worker:
         self._floor_moved = 0.0
         self._mine = threading.local()  # of each thread: memory for what goes to other nodes
         self._ticket = -1
+        self._era = 0
         self._segments: list[Segment | None] = []
         self._places: dict[tuple[int, bool], Place] = {}
 
@@ -63,8 +64,9 @@ class Worker:
 
     @ray.method(concurrency_group="talk")  # type: ignore[untyped-decorator]
     def attach(self, cut: Cut) -> Ready:
-        """Find the memory of the shards, which are others when one was lost."""
+        """Find the memory of the shards, which are others when one was lost; versions may then come again."""
         with self._turn:
+            self._era += 1
             for old in self._segments:
                 if old is not None:
                     old.close()
@@ -140,7 +142,7 @@ class Worker:
             self._hold_back(order.delay_s)
         self._check()
         version = self._version(order.version_block, pieces)
-        self._computer.look_at(version, (order.version_block, order.version))
+        self._computer.look_at(version, (self._era, order.version_block, order.version))
         place = self._gradient(order.gradient_block)
         computed = self._computer.compute(batch, place, self._check)
         if not computed.finite:
