@@ -41,6 +41,7 @@ class Several:
         with _short_temporary_folder(), loopback_only(True):
             self._cluster = Cluster(
                 initialize_head=True,
+                shutdown_at_exit=False,  # nodes are added by threads, which may not set handlers of signals
                 head_node_args={"num_cpus": 0, "node_ip_address": "127.0.0.1", **_NO_DASHBOARD},
             )
         self.nodes: list[Any] = []

@@ -42,8 +42,11 @@ class Killer(quorate.Recorder):
         self.killed = 0
 
     def __enter__(self) -> Killer:
-        self._thread.start()
         return self
+
+    def applied(self, time: float, update: Update) -> None:
+        if not self._thread.is_alive():
+            self._thread.start()
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -78,7 +81,7 @@ def test_a_node_is_killed_every_five_seconds(cluster: Several, tmp_path: Path) -
     with Killer(cluster, 5.0) as killer, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         engine = quorate.Ray(WORKERS, latency=latency)
-        result = quorate.train(task(), policy, engine, epochs=10, out=tmp_path / "run", recorders=(watch,))
+        result = quorate.train(task(), policy, engine, epochs=10, out=tmp_path / "run", recorders=(watch, killer))
     assert killer.killed >= 3
     assert result.metrics.updates >= UPDATES * 0.99
     assert result.summary["samples"] == {"applied": 10 * SAMPLES, "distinct": SAMPLES}

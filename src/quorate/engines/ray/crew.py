@@ -55,6 +55,7 @@ class Seat:
     failures: int = 0  # in a row
     told: messages.Failed | None = None
     leaves: bool = False  # its node has announced its end
+    nodes_at_start: set[str] = field(default_factory=set)  # of this life
 
 
 class _Pending(NamedTuple):
@@ -70,6 +71,7 @@ class Crew:
 
     make: a new actor for a worker and the reference that is ready when it is.
     draining: the nodes that have announced their end, and the seconds they have left.
+    nodes: those that are alive.
     """
 
     def __init__(
@@ -78,8 +80,9 @@ class Crew:
         updater: Updater,
         make: Callable[[int], tuple[Any, Any]],
         draining: Callable[[], dict[str, float]],
+        nodes: Callable[[], set[str]],
     ) -> None:
-        self._updater, self._make, self._draining = updater, make, draining
+        self._updater, self._make, self._draining, self._nodes = updater, make, draining, nodes
         self.seats = [Seat(number) for number in range(workers)]
         self._pending: dict[Any, _Pending] = {}
         self._to_tell: dict[int, int] = {}  # worker -> its cancelled order, where no other has told it yet
@@ -98,6 +101,7 @@ class Crew:
         seat.actor, ready = self._make(worker)
         seat.ready = seat.told = seat.ping = seat.life = None
         seat.has_answered = seat.leaves = False
+        seat.nodes_at_start = self._nodes()
         self._pending[ready] = _Pending("ready", seat)
 
     def send(self, ticket: Ticket, version: Any, gradient: Any, next_batch: int, delay_s: float) -> None:
@@ -290,8 +294,9 @@ class Crew:
         was_ready = seat.ready is not None
         orders = [*(more or []), *seat.orders, *([] if seat.held is None else [seat.held])]
         self._end_life(seat)
-        seat.failures += 1
-        self._judge(seat, orders, was_ready, why)
+        if seat.told is not None or seat.nodes_at_start <= self._nodes():  # else it may be its node that failed
+            seat.failures += 1
+            self._judge(seat, orders, was_ready, why)
         heapq.heappush(self._restarts, (monotonic() + back_off_s(seat.failures), seat.number))
         self._happened.append(Loss(seat.number, orders, was_ready))
 
@@ -316,9 +321,9 @@ class Crew:
         if told is not None and told.batch >= 0:
             self._failures.at_batch(seat.number, told.batch, seat.failures, told.text)
         elif not was_ready:
-            self._failures.at_start(seat.number, seat.failures, None if told is None else told.text, lambda: why)
+            self._failures.at_start(seat.number, seat.failures, None if told is None else told.text, lambda: f"ended: {why}")
         elif told is None and orders:
-            self._failures.died(seat.number, orders[0].ticket.batch, lambda: why)
+            self._failures.died(seat.number, orders[0].ticket.batch, lambda: f"ended: {why}")
 
     def _look_for_lost(self, now: float) -> None:
         """End those who have not answered for too long, and those whose nodes are about to go."""
@@ -353,7 +358,7 @@ class Crew:
         """Give up a worker whose process may still be there: what it might yet write to is not used again."""
         for order in seat.orders:
             order.gradient = Gradient(-1)
-        self._lost(seat, f"was killed, since {why}")
+        self._lost(seat, f"it was killed, since {why}")
 
     def _leave(self, seat: Seat, at_once: bool = False) -> None:
         """Take a worker from a node that is about to go; what it does is finished, if there is time."""

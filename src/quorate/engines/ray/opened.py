@@ -105,7 +105,7 @@ class Opened:
         self._check_object_store()
         self._keeper_shares = self._wait_for(self._keeper.begin.remote(self.cut))
         self.updater = Updater(job, self._room, self._shards, first)
-        self.crew = Crew(engine.workers, self.updater, self._make_worker, self._cluster.draining)
+        self.crew = Crew(engine.workers, self.updater, self._make_worker, self._cluster.draining, self._nodes)
         self.live = LiveRun(
             job,
             engine.workers,
@@ -139,6 +139,9 @@ class Opened:
     def _make_worker(self, number: int) -> tuple[Any, Any]:
         actor, self._early[number] = self._early[number] or self._actors.worker(number), None
         return actor, actor.begin.remote(self.cut)
+
+    def _nodes(self) -> set[str]:
+        return {node.id for node in self._cluster.nodes()}
 
     def _make_spare(self) -> None:
         """Where a shard can be lost, have one ready that takes its place."""
