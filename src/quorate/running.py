@@ -248,13 +248,12 @@ class Checkpoints:
     def after_update(self, version: int, time: float) -> None:
         """Take one soon, if it is time and the last one is written."""
         self._asked = self._asked or (self._every is not None and version % self._every == 0)
-        if not self._asked and not (self._engine.may_lose_learner and time - self._began >= LOSABLE_EVERY_S):
-            return
-        if self._writer.busy:
+        if (not self._asked and not self._engine.may_lose_learner) or self._writer.busy:
             return
         if not self._is_timed:
             self._is_timed, self._took_s = True, time - self._began
-        if self._asked or time - self._began >= LOSABLE_SHARE * self._took_s:
+        is_time = time - self._began >= max(LOSABLE_EVERY_S, LOSABLE_SHARE * self._took_s)
+        if self._asked or (is_time and self._engine.may_lose_learner):
             self._asked = False
             self._coordinator.call_at_rest(self.take)
 

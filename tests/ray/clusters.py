@@ -38,6 +38,7 @@ class Several:
         self._before = dict(os.environ)
         self._cpus = cpus
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ["RAY_enable_worker_prestart"] = "0"  # this machine has to start all nodes of the cluster
         with _short_temporary_folder(), loopback_only(True):
             self._cluster = Cluster(
                 initialize_head=True,

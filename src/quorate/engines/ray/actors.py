@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import ray
 from quorate.engines.ray.cluster import Cluster, Demand
 from quorate.engines.ray.keeper import Keeper
 from quorate.engines.ray.setting import Setting
-from quorate.engines.ray.shard import Shard
+from quorate.engines.ray.shard import SHARD_GROUPS, Shard
 from quorate.engines.ray.worker import GROUPS, Worker
 
 _NEVER_AGAIN = {"max_restarts": 0, "max_task_retries": 0}  # a new life is a new actor, which we make ourselves
@@ -30,7 +31,7 @@ class Actors:
         self._run = secrets.token_hex(2)
         self._lives: dict[str, int] = {}
         self._worker = ray.remote(concurrency_groups=GROUPS, **_NEVER_AGAIN)(Worker)
-        self._shard = ray.remote(**_NEVER_AGAIN)(Shard)
+        self._shard = ray.remote(concurrency_groups=SHARD_GROUPS, **_NEVER_AGAIN)(Shard)
         self._keeper = ray.remote(**_NEVER_AGAIN)(Keeper)
 
     def _name(self, role: str) -> str:
@@ -83,10 +84,16 @@ def end(actor: Any) -> None:
             ray.kill(actor, no_restart=True)
 
 
-def is_there(actor: Any, wait_s: float) -> bool:
-    """Whether an actor answers."""
+def who_is_there(actors: Sequence[Any], wait_s: float) -> list[bool]:
+    """Which actors answer, before so long."""
+    pings = [actor.ping.remote() for actor in actors]
+    ray.wait(pings, num_returns=len(pings), timeout=wait_s)
+    return [_has_come(ping) for ping in pings]
+
+
+def _has_come(reference: Any) -> bool:
     try:
-        ray.get(actor.ping.remote(), timeout=wait_s)
-    except (RayActorError, RayError):
+        ray.get(reference, timeout=0)
+    except RayError:
         return False
     return True

@@ -10,32 +10,32 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTa
 import ray
 from quorate.errors import LearnerLost
 
-_TRIES = 5
+_TRIES = 3
 
 
-def ask(whose: str, call: Callable[[], Any]) -> Any:
+def ask(whose: str, call: Callable[[], Any], is_gone: Callable[[], bool] = lambda: False) -> Any:
     """The answer to a call; it is made again where Ray cannot say whether it was carried out."""
-    return ask_all(whose, [call])[0]
+    return ask_all(whose, [call], is_gone)[0]
 
 
-def ask_all(whose: str, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The answers to calls that are made at the same time."""
+def ask_all(whose: str, calls: Sequence[Callable[[], Any]], is_gone: Callable[[], bool] = lambda: False) -> list[Any]:
+    """The answers to calls that are made at the same time; `is_gone` knows when another try is no use."""
     pending = [call() for call in calls]
     for tried in range(_TRIES):
         try:
             return list(ray.get(pending))
         except ActorUnavailableError as error:
-            if tried + 1 == _TRIES:
-                raise LearnerLost(f"{whose} cannot be reached: {first_line(error)}") from error
+            if tried + 1 == _TRIES or is_gone():
+                raise LearnerLost(f"{whose} cannot be reached") from error
             pending = [call() for call in calls]
         except RayActorError as error:
-            raise LearnerLost(f"{whose} is gone: {first_line(error)}") from error
+            raise LearnerLost(f"{whose} is gone") from error
         except RayError as error:
             cause = original(error)
             if not isinstance(cause, RayError):
                 raise cause from error
             # Its node is gone before it began, or an object that it needed.
-            raise LearnerLost(f"{whose} is gone: {first_line(error)}") from error
+            raise LearnerLost(f"{whose} is gone") from error
     raise AssertionError
 
 

@@ -33,6 +33,8 @@ _DRAIN_EVERY_S = 1.0
 _UNANSWERED = 2  # orders a worker is sent; the second, so that it can go on at once when the first is over
 #: How long a worker may not even answer a ping. A busy machine may starve a process for seconds.
 PING_S = 10.0
+#: How long workers are waited for when the learner has moved. One that is computing gives up before it follows.
+MOVE_S = 5.0
 #: Before the announced end of a node comes so near, its workers finish what they do.
 LAST_MOMENT_S = 2.0
 
@@ -147,20 +149,16 @@ class Crew:
 
     def wait(self, timeout_s: float | None) -> list[Happening]:
         """What has happened, after waiting for something for at most so long."""
-        for worker, serial in self._to_tell.items():
-            self.seats[worker].actor.cancel.remote(serial)
-        self._to_tell.clear()
+        self._tell_cancelled()
         now = monotonic()
         until = min(self._look_at, self._restarts[0][0]) if self._restarts else self._look_at
         if timeout_s is not None:
             until = min(until, now + timeout_s)
-        references = [*self._pending, *(seat.life for seat in self.seats if seat.life is not None and not seat.orders)]
-        if references:
-            ready, _ = ray.wait(references, num_returns=1, timeout=max(0.0, until - now), fetch_local=False)
-            for reference in ready:
-                self._hear(reference)
-        elif until > now:
-            ray.wait([ray.put(None)], timeout=until - now)
+        idle = [seat.life for seat in self.seats if seat.life is not None and not seat.orders]
+        references = [*self._pending, *idle, *self._updater.shard_lives]
+        ready, _ = ray.wait(references, num_returns=1, timeout=max(0.0, until - now), fetch_local=False)
+        for reference in ready:
+            self._hear(reference)
         now = monotonic()
         while self._restarts and self._restarts[0][0] <= now:
             self.start(heapq.heappop(self._restarts)[1])
@@ -170,9 +168,16 @@ class Crew:
         happened, self._happened = self._happened, []
         return happened
 
+    def _tell_cancelled(self) -> None:
+        for worker, serial in self._to_tell.items():
+            self.seats[worker].actor.cancel.remote(serial)
+        self._to_tell.clear()
+
     def _hear(self, reference: Any) -> None:
         pending = self._pending.pop(reference, None)
-        if pending is None:  # it was the life of an idle worker
+        if pending is None:  # it was a life
+            if reference in self._updater.shard_lives:
+                raise LearnerLost("a shard of the learner is gone")
             seat = next(seat for seat in self.seats if seat.life is reference)
             self._lost(seat, _why_gone(reference))
             return
@@ -282,7 +287,7 @@ class Crew:
 
     def _gone(self, kind: str, seat: Seat, order: Order | None, error: Exception) -> None:
         if kind == "taken":
-            raise LearnerLost(f"a shard of the learner is gone: {first_line(error)}")
+            raise LearnerLost("a shard of the learner is gone") from error
         if order is not None and order not in seat.orders:
             return  # of a life that has ended
         self._lost(seat, first_line(error))
@@ -321,7 +326,9 @@ class Crew:
         if told is not None and told.batch >= 0:
             self._failures.at_batch(seat.number, told.batch, seat.failures, told.text)
         elif not was_ready:
-            self._failures.at_start(seat.number, seat.failures, None if told is None else told.text, lambda: f"ended: {why}")
+            self._failures.at_start(
+                seat.number, seat.failures, None if told is None else told.text, lambda: f"ended: {why}"
+            )
         elif told is None and orders:
             self._failures.died(seat.number, orders[0].ticket.batch, lambda: f"ended: {why}")
 
@@ -384,23 +391,44 @@ class Crew:
             for order in (*seat.orders, *seat.on_their_way):
                 order.cancelled = order.forgotten = True
                 order.gradient.objects = []
+            seat.on_their_way = []
             if seat.held is not None:
                 over.append(seat.held)
                 seat.held = None
             if seat.orders:
                 self._to_tell[seat.number] = seat.orders[-1].serial
+        for reference, pending in list(self._pending.items()):
+            if pending.kind == "taken":  # by a shard that may be gone; the room it might yet write to is not used again
+                del self._pending[reference]
         self._happened = [one for one in self._happened if not isinstance(one, tuple)]
         return over
 
-    def move_to(self, cut: Cut) -> None:
-        """Shards are elsewhere now: tell those workers that are there; others are told when they begin."""
-        told = {seat.number: seat.actor.attach.remote(cut) for seat in self.seats if seat.ready is not None}
+    def take_untold(self) -> list[Happening]:
+        """What has happened and was not told; it is not told later either."""
+        happened, self._happened = self._happened, []
+        return happened
+
+    def move_to(self, cut: Cut, answers: Callable[[str], bool]) -> None:
+        """The learner is elsewhere now: tell the workers that are there; others are told when they begin.
+
+        answers: whether a node does.
+        """
+        self._tell_cancelled()
+        alive = {node: answers(node) for node in {seat.ready.node for seat in self.seats if seat.ready is not None}}
+        told = {}
+        for seat in self.seats:
+            if seat.ready is not None and alive[seat.ready.node]:
+                told[seat.number] = seat.actor.attach.remote(cut)
+            elif seat.ready is not None:
+                self._lost(seat, "its node is gone")
+        if told:
+            ray.wait(list(told.values()), num_returns=len(told), timeout=MOVE_S)
         for number, reference in told.items():
             seat = self.seats[number]
             try:
-                seat.ready = ray.get(reference, timeout=PING_S)
+                seat.ready = ray.get(reference, timeout=0)
             except RayError as error:
-                self._lost(seat, first_line(error))
+                self._end(seat, f"it did not follow the learner ({first_line(error)})")
         self._look_who_is_elsewhere()
 
     def close(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -18,8 +18,8 @@ import ray
 from quorate.checkpoint import CheckpointFolder, check_can_save
 from quorate.engines._kept import finds_nan_early
 from quorate.engines.base import Job
-from quorate.engines.processes.live import LiveRun
-from quorate.engines.ray.actors import Actors, end, is_there
+from quorate.engines.processes.live import LiveRun, Loss
+from quorate.engines.ray.actors import Actors, end, who_is_there
 from quorate.engines.ray.calling import ask, ask_all
 from quorate.engines.ray.cluster import Demand, connect
 from quorate.engines.ray.crew import Crew
@@ -51,6 +51,7 @@ class Opened:
         assert job.task is not None
         self._engine, self._job = engine, job
         self.to_close = ExitStack()  # once open: what to give back at the end, last first
+        to_close.enter_context(_no_words_on_what_is_dropped())
         demand = Demand(engine.cpus, engine.gpus, engine.resources)
         self._cluster = connect(
             address=engine.address,
@@ -104,7 +105,7 @@ class Opened:
         self.cut = Cut(tuple(parts), tuple(segments))
         self._check_object_store()
         self._keeper_shares = self._wait_for(self._keeper.begin.remote(self.cut))
-        self.updater = Updater(job, self._room, self._shards, first)
+        self.updater = Updater(job, self._room, self._shards, first, self._shard_is_gone)
         self.crew = Crew(engine.workers, self.updater, self._make_worker, self._cluster.draining, self._nodes)
         self.live = LiveRun(
             job,
@@ -115,6 +116,7 @@ class Opened:
             latency=engine.latency,
             faults=engine.faults,
         )
+        self.updater.shard_lives = [shard.live.remote() for shard in self._shards]
         self._make_spare()
         for number in range(engine.workers):
             self.crew.start(number)
@@ -270,6 +272,11 @@ class Opened:
             self._room.release(order.version)
             self._room.release(order.gradient)
         self._mend()
+        for happening in self.crew.take_untold():
+            if isinstance(happening, Loss):
+                for order in happening.orders:
+                    self._room.release(order.version)
+                    self._room.release(order.gradient)
         for version in (*self.updater.older, self.updater.newest):
             self._room.release(version)
         self.updater.older.clear()
@@ -300,13 +307,19 @@ class Opened:
         leaving = self._cluster.draining()
         return any(segment.node in leaving for segment in self.cut.segments)
 
+    def _shard_is_gone(self) -> bool:
+        return not all(self._cluster.answers(segment.node) for segment in self.cut.segments)
+
     def _mend(self) -> None:
         """New shards for those that are gone or about to go, and tell everybody where they are."""
         leaving = self._cluster.draining()
         segments = list(self.cut.segments)
         changed = False
-        for place, shard in enumerate(self.updater.shards):
-            if segments[place].node not in leaving and is_there(shard, _PING_S):
+        stays = [one.node not in leaving and self._cluster.answers(one.node) for one in segments]
+        waited_for = [shard for shard, stay in zip(self._shards, stays, strict=True) if stay]
+        there = iter(who_is_there(waited_for, _PING_S))
+        for place, shard in enumerate(self._shards):
+            if stays[place] and next(there):
                 continue
             changed = True
             end(shard)
@@ -318,13 +331,28 @@ class Opened:
             self.cut = Cut(self.cut.parts, tuple(segments))
             self._make_spare()
             self._keeper_shares = self._ask_keeper(lambda keeper: keeper.attach.remote(self.cut))
-        self.crew.move_to(self.cut)
+        self.updater.shard_lives = [shard.live.remote() for shard in self._shards]
+        self.crew.move_to(self.cut, self._cluster.answers)
 
     # ------------------------------------------------------------ for tests and for the curious
 
     def processes(self) -> dict[int, int]:
         """The process number of each worker that is there, on its own node."""
         return {seat.number: seat.ready.pid for seat in self.crew.seats if seat.ready is not None}
+
+
+@contextmanager
+def _no_words_on_what_is_dropped() -> Iterator[None]:
+    """Gradients of workers that are lost are dropped unseen, and Ray would print a page for each."""
+    before = os.environ.get("RAY_IGNORE_UNHANDLED_ERRORS")
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("RAY_IGNORE_UNHANDLED_ERRORS", None)
+        else:
+            os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = before
 
 
 def _unless_bad(said: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,6 +25,9 @@ from quorate.errors import BadInput
 from quorate.events import Ticket
 from quorate.learner import Learner
 from quorate.noise import Norms
+
+#: Threads of the actor beside the one that does its work.
+SHARD_GROUPS = {"life": 1}
 
 
 class Given(NamedTuple):
@@ -55,7 +59,10 @@ class Verdict(NamedTuple):
 
 
 class Shard:
-    """An actor with one thread. It does what it is told; which gradients make a version is decided elsewhere."""
+    """An actor with one thread, beside that of its life.
+
+    It does what it is told; which gradients make a version is decided elsewhere.
+    """
 
     def __init__(self, parcel: dict[str, Any], setting: Setting) -> None:
         torch.set_num_threads(setting.threads)
@@ -68,6 +75,11 @@ class Shard:
 
     def ping(self) -> None:
         """Answers, if anybody does."""
+
+    @ray.method(concurrency_group="life")  # type: ignore[untyped-decorator]
+    def live(self) -> None:
+        """Never answers: who waits for it hears when this shard is gone."""
+        threading.Event().wait()
 
     def begin(self, part: slice, first: int) -> SegmentAddress | BadInput:
         """Take charge of these tensors; their first version is in block `first`. Says where its memory is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -73,10 +74,16 @@ def _taken(holds: Holds, worker: int | None) -> int:
 
 
 class Updater:
-    """Keeps arrivals until they are applied, and lets the shards make versions of them."""
+    """Keeps arrivals until they are applied, and lets the shards make versions of them.
 
-    def __init__(self, job: Job, room: RoomForBlocks, shards: list[Any], first: int) -> None:
-        self._room, self.shards = room, shards
+    is_gone: whether the node of a shard is.
+    """
+
+    def __init__(
+        self, job: Job, room: RoomForBlocks, shards: list[Any], first: int, is_gone: Callable[[], bool]
+    ) -> None:
+        self._room, self.shards, self._is_gone = room, shards, is_gone
+        self.shard_lives: list[Any] = []  # references that are ready when a shard is gone
         self._history = job.policy.history
         self._clip = job.learning.clip_norm is not None
         self._compensation = job.learning.delay_compensation or 0.0
@@ -166,12 +173,12 @@ class Updater:
             said[:] = _called(shard.apply, order, publish)
             return said[0]
 
-        verdict: Verdict = ask("the learner", call)
+        verdict: Verdict = ask("the learner", call, self._is_gone)
         return verdict, [said[1]]
 
     def _together(self, order: UpdateOrder) -> tuple[Verdict, list[Any]]:
         """First every shard says what it has, then all of them do the same."""
-        said = ask_all("a shard of the learner", [partial(shard.prepare.remote, order) for shard in self.shards])
+        said = self._ask_shards([partial(shard.prepare.remote, order) for shard in self.shards])
         kept = list(range(len(order.arrivals)))
         if any(isinstance(one, list) for one in said):
             finite = [set(one) for one in said if isinstance(one, list)]
@@ -195,14 +202,17 @@ class Updater:
             done, pieces[place] = _called(shard.commit, order, publish, kept, norm)
             return done
 
-        ask_all("a shard of the learner", [partial(commit, place) for place in range(len(self.shards))])
+        self._ask_shards([partial(commit, place) for place in range(len(self.shards))])
         refused = tuple(place for place in range(len(order.arrivals)) if place not in kept)
         return Verdict(norm, norms, refused), pieces
+
+    def _ask_shards(self, calls: list[Any]) -> list[Any]:
+        return ask_all("a shard of the learner", calls, self._is_gone)
 
     def _keep(self, order: UpdateOrder, kept: list[int]) -> list[Prepared]:
         """What the shards say of those that are finite everywhere; nothing, if their mean is not."""
         calls = [partial(shard.keep.remote, order, kept) for shard in self.shards]
-        said: list[Prepared | None] = ask_all("a shard of the learner", calls)
+        said: list[Prepared | None] = self._ask_shards(calls)
         return [] if None in said else [one for one in said if one is not None]
 
 
