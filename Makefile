@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-long check format benchmark benchmark-local benchmark-ray clean
+.PHONY: demo test test-ray test-long check format benchmark benchmark-local benchmark-ray clean
 
 demo: $(READY)  ## why backup workers are worth having: eight real processes, in under a minute
 	$(BIN)/quorate demo --out demo --overwrite
 
 test: check  ## the whole test command: lint, format, types, tests
 	$(BIN)/python -m pytest
+
+test-ray: $(READY)  ## the Ray engine through its contract, faults and clusters of several nodes; some 15 minutes
+	$(BIN)/python -m pytest -m ray --timeout 600 tests/ray
 
 test-long: $(READY)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 900

@@ -25,6 +25,7 @@ FLOW = [
     ("conditions", "limits", "outfolder", "stopping"),
     ("engines",),
     ("coordinator", "metrics"),
+    ("checkpointing",),
     ("running",),
     ("training",),
     ("replaying",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quorate._tensor_state import find_safetensors
 from quorate.checkpoint import CheckpointFolder
+from quorate.checkpointing import Checkpoints, checkpoints_of, warn
 from quorate.coordinator import LIMIT_REACHED, Coordinator
 from quorate.engines.base import Engine, Job
 from quorate.errors import BadInput, LearnerLost, QuorumLost, WorkerFailed
@@ -27,9 +26,6 @@ from quorate.trace import Recorder
 from quorate.tracewriting import TraceWriter
 
 DEFAULT_PATIENCE_S = 600.0
-#: An engine that may lose a part of the learner has a checkpoint taken so often, but not more than that share of time
-#: is spent on it (1/20).
-LOSABLE_EVERY_S, LOSABLE_SHARE = 1.0, 20.0
 
 try:
     VERSION = version("quorate")
@@ -135,9 +131,9 @@ def _step_back(
     except BadInput as nothing:
         raise lost from nothing
     for sentence in loaded.damaged:
-        _warn(sentence)
+        warn(sentence)
     back = f"steps back from version {version} to its checkpoint of version {loaded.version}"
-    _warn(f"{lost}; the run {back if version > loaded.version else f'goes on at version {version}, without loss'}")
+    warn(f"{lost}; the run {back if version > loaded.version else f'goes on at version {version}, without loss'}")
     return OldFolder(folder.path, loaded.state["trace_bytes"]), loaded.state
 
 
@@ -190,7 +186,7 @@ def _attempt(
     pace.coordinator = coordinator
     if trace is not None and engine.keeps_checkpoints:
         assert folder is not None
-        pace.checkpoints = _checkpoints(folder.path, trace, coordinator, engine, manner.checkpoint_every)
+        pace.checkpoints = checkpoints_of(folder.path, trace, coordinator, engine, manner.checkpoint_every)
         if pace.checkpoints is not None:
             to_close.callback(pace.checkpoints.finish)
     if state is None:
@@ -227,113 +223,9 @@ def _attempt(
     )
 
 
-class Checkpoints:
-    """Writes checkpoints of a run beside it: the state is copied between two events, and written by a thread."""
-
-    def __init__(
-        self, out: Path, trace: TraceWriter, coordinator: Coordinator, engine: Engine, every: int | None
-    ) -> None:
-        self._out, self._trace, self._every = out, trace, every
-        self._coordinator, self._engine = coordinator, engine
-        self._writer = engine.checkpoint_writer(_TracedFolder(out, trace), self._failed)
-        self._asked = False
-        self._began = self._took_s = 0.0  # the last one: when, and how long it took
-        self._is_timed = True
-        self._wrong: str | None = None  # why the last one could not be written
-
-    def _failed(self, sentence: str) -> None:
-        self._wrong = sentence
-        _warn(sentence)
-
-    def after_update(self, version: int, time: float) -> None:
-        """Take one soon, if it is time and the last one is written."""
-        self._asked = self._asked or (self._every is not None and version % self._every == 0)
-        if (not self._asked and not self._engine.may_lose_learner) or self._writer.busy:
-            return
-        if not self._is_timed:
-            self._is_timed, self._took_s = True, time - self._began
-        is_time = time - self._began >= max(LOSABLE_EVERY_S, LOSABLE_SHARE * self._took_s)
-        if self._asked or (is_time and self._engine.may_lose_learner):
-            self._asked = False
-            self._coordinator.call_at_rest(self.take)
-
-    def move_learner(self, time: float) -> None:
-        """A part of the learner must go elsewhere: save it as it is, and go on from there."""
-        self.take_last(time)
-        raise LearnerLost("a node that holds a part of the learner has announced its end")
-
-    def take(self, time: float) -> None:
-        """Copy everything as it is now; the copy is written while the run goes on."""
-        self._began, self._is_timed = time, False
-        try:
-            position = self._trace.position()
-        except OSError as error:
-            _warn(
-                f"no checkpoint of version {self._coordinator.version}: the trace cannot be written ({error.strerror})"
-            )
-            return
-        state = {
-            "protocol": self._coordinator.state(time),
-            "engine": self._engine.state(),
-            "rng": torch.get_rng_state(),
-            "trace_bytes": position,
-        }
-        self._writer.submit(self._coordinator.version, state)
-
-    def take_last(self, time: float) -> None:
-        """One more at the end, complete before the run goes on to end."""
-        self._wrong = None
-        try:
-            self._writer.finish()
-            self.take(time)
-            self._writer.finish()
-        except BadInput as error:  # something that cannot be saved came into the state on the way
-            self._failed(f"no checkpoint of version {self._coordinator.version}: {error}")
-
-    def last_words(self, time: float) -> str:
-        """Save what there is of a run that cannot go on, and say where."""
-        self.take_last(time)
-        if self._wrong is not None:
-            return f"({self._wrong})"
-        return f"(a checkpoint of version {self._coordinator.version} is in {str(self._out)!r})"
-
-    def finish(self) -> None:
-        self._writer.finish()
-
-
-def _checkpoints(
-    out: Path, trace: TraceWriter, coordinator: Coordinator, engine: Engine, every: int | None
-) -> Checkpoints | None:
-    """What writes checkpoints; None, with a warning, where that cannot be done and nobody asked for them."""
-    try:
-        find_safetensors()
-        engine.check_can_save()  # rather now than after an hour
-    except BadInput as error:
-        if every is not None:
-            raise
-        _warn(f"this run keeps no checkpoints: {error}")
-        return None
-    return Checkpoints(out, trace, coordinator, engine, every)
-
-
-class _TracedFolder(CheckpointFolder):
-    """Brings the trace to disk before a checkpoint that refers to it."""
-
-    def __init__(self, run: Path, trace: TraceWriter) -> None:
-        super().__init__(run)
-        self._trace = trace
-
-    def prepare(self) -> None:
-        self._trace.sync()
-
-
 def _close_all(watchers: list[Recorder]) -> None:
     for watcher in watchers:
         watcher.close()
-
-
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, RuntimeWarning, stacklevel=2)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ def test_a_checkpoint_that_cannot_be_written_is_a_line_and_training_goes_on(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("quorate.running._TracedFolder.save", full)
+    monkeypatch.setattr("quorate.checkpointing._TracedFolder.save", full)
     arguments = ("--task", "tasks.py:Line", "--workers", 1, "--updates", 3, "--checkpoint-every", 1)
     ran = quorate_command("train", *arguments, "--quiet", "--json")
     assert ran.json()["updates"] == 3

@@ -35,6 +35,7 @@ def gone(pids: set[int]) -> bool:
     return not any(Path(f"/proc/{pid}/stat").exists() for pid in pids)
 
 
+@pytest.mark.ray
 def test_a_signal_ends_a_run_that_can_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

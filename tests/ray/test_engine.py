@@ -62,6 +62,7 @@ def test_fixed_arrivals_give_the_decisions_and_parameters_of_the_other_engines(t
     assert quorate.replay(tmp_path / "run", Toy(batch_norm_net, adam)).result.digest == on_ray.digest
 
 
+@pytest.mark.ray
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     policy, task = quorate.FullSync(), Toy(batch_norm_net, adam)
     quorate.train(task, policy, quorate.Ray(2, shards=2), updates=6, out=tmp_path / "run")

@@ -30,6 +30,7 @@ class Actors:
         self._shard_resources = shard_resources
         self._run = secrets.token_hex(2)
         self._lives: dict[str, int] = {}
+        self.gone: set[str] = set()  # nodes that do not answer any more
         self._worker = ray.remote(concurrency_groups=GROUPS, **_NEVER_AGAIN)(Worker)
         self._shard = ray.remote(concurrency_groups=SHARD_GROUPS, **_NEVER_AGAIN)(Shard)
         self._keeper = ray.remote(**_NEVER_AGAIN)(Keeper)
@@ -47,7 +48,14 @@ class Actors:
             num_gpus=self._demand.gpus,
             resources=self._demand.resources,
             scheduling_strategy="SPREAD",
+            label_selector=self._elsewhere(),
         ).remote(self._parcel, self._setting, number)
+
+    def _elsewhere(self) -> dict[str, str]:
+        """Not on nodes that are gone: Ray notices some 15 s later than we do, and would send new workers there."""
+        alive = {node.id for node in self._cluster.nodes()}
+        self.gone &= alive  # Ray knows by now
+        return {"ray.io/node-id": f"!in({','.join(sorted(self.gone))})"} if self.gone else {}
 
     def keeper(self) -> Any:
         return self._keeper.options(

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
@@ -22,6 +20,7 @@ from quorate.engines.processes.failures import Failures, back_off_s
 from quorate.engines.processes.live import Happening, Loss, Order
 from quorate.engines.processes.silence import AnswerTimes
 from quorate.engines.ray.calling import first_line
+from quorate.engines.ray.seats import Pending, Seat
 from quorate.engines.ray.setting import Cut
 from quorate.engines.ray.updating import Gradient, Updater
 from quorate.engines.ray.worker import Ready
@@ -39,41 +38,13 @@ MOVE_S = 5.0
 LAST_MOMENT_S = 2.0
 
 
-@dataclass
-class Seat:
-    """A worker, through all its lives."""
-
-    number: int
-    actor: Any = None
-    ready: Ready | None = None
-    orders: deque[Order] = field(default_factory=deque)  # not yet answered, oldest first
-    held: Order | None = None  # not sent yet, since the worker has not even noticed that two others are over
-    on_their_way: list[Order] = field(default_factory=list)  # answered; the gradient is not at its shards yet
-    life: Any = None  # a reference that is ready when the worker is gone
-    waiting_since: float = 0.0  # since when the oldest order could have been answered
-    ping: Any = None
-    ping_since: float = 0.0
-    has_answered: bool = False  # in this life
-    failures: int = 0  # in a row
-    told: messages.Failed | None = None
-    leaves: bool = False  # its node has announced its end
-    nodes_at_start: set[str] = field(default_factory=set)  # of this life
-
-
-class _Pending(NamedTuple):
-    """What a reference is waited for."""
-
-    kind: str  # "ready", "answer" or "taken"
-    seat: Seat
-    order: Order | None = None
-
-
 class Crew:
     """Talks to worker actors. Everything is driven by `wait`; nothing here runs in another thread.
 
     make: a new actor for a worker and the reference that is ready when it is.
     draining: the nodes that have announced their end, and the seconds they have left.
     nodes: those that are alive.
+    left: told of the node on which a worker was lost.
     """
 
     def __init__(
@@ -83,10 +54,12 @@ class Crew:
         make: Callable[[int], tuple[Any, Any]],
         draining: Callable[[], dict[str, float]],
         nodes: Callable[[], set[str]],
+        left: Callable[[str], None],
     ) -> None:
         self._updater, self._make, self._draining, self._nodes = updater, make, draining, nodes
+        self._left = left
         self.seats = [Seat(number) for number in range(workers)]
-        self._pending: dict[Any, _Pending] = {}
+        self._pending: dict[Any, Pending] = {}
         self._to_tell: dict[int, int] = {}  # worker -> its cancelled order, where no other has told it yet
         self._restarts: list[tuple[float, int]] = []
         self._failures = Failures()
@@ -104,7 +77,7 @@ class Crew:
         seat.ready = seat.told = seat.ping = seat.life = None
         seat.has_answered = seat.leaves = False
         seat.nodes_at_start = self._nodes()
-        self._pending[ready] = _Pending("ready", seat)
+        self._pending[ready] = Pending("ready", seat)
 
     def send(self, ticket: Ticket, version: Any, gradient: Any, next_batch: int, delay_s: float) -> None:
         seat = self.seats[ticket.worker]
@@ -130,7 +103,7 @@ class Crew:
             pieces = [self._updater.piece(order.version, shard) for shard in elsewhere]
             compute = seat.actor.compute.options(num_returns=1 + len(elsewhere))
             answer, *order.gradient.objects = compute.remote(order.packet, *pieces)
-        self._pending[answer] = _Pending("answer", seat, order)
+        self._pending[answer] = Pending("answer", seat, order)
 
     def cancel(self, ticket: Ticket) -> Order | None:
         """Let a worker know that its ticket is over; gives the order back if the worker never got it."""
@@ -260,7 +233,7 @@ class Crew:
         seat.on_their_way.append(order)
         order.answer, order.parts_left = answer, len(taken)
         for reference in taken:
-            self._pending[reference] = _Pending("taken", seat, order)
+            self._pending[reference] = Pending("taken", seat, order)
 
     def _taken(self, seat: Seat, order: Order, well: bool = True) -> None:
         order.parts_left -= 1
@@ -306,6 +279,8 @@ class Crew:
         self._happened.append(Loss(seat.number, orders, was_ready))
 
     def _end_life(self, seat: Seat) -> None:
+        if seat.ready is not None:
+            self._left(seat.ready.node)
         with contextlib.suppress(Exception):  # it may be gone already
             ray.kill(seat.actor, no_restart=True)
         mine = [reference for reference, pending in self._pending.items() if pending.seat is seat]

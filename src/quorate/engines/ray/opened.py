@@ -106,7 +106,9 @@ class Opened:
         self._check_object_store()
         self._keeper_shares = self._wait_for(self._keeper.begin.remote(self.cut))
         self.updater = Updater(job, self._room, self._shards, first, self._shard_is_gone)
-        self.crew = Crew(engine.workers, self.updater, self._make_worker, self._cluster.draining, self._nodes)
+        self.crew = Crew(
+            engine.workers, self.updater, self._make_worker, self._cluster.draining, self._nodes, self._look_at
+        )
         self.live = LiveRun(
             job,
             engine.workers,
@@ -141,6 +143,11 @@ class Opened:
     def _make_worker(self, number: int) -> tuple[Any, Any]:
         actor, self._early[number] = self._early[number] or self._actors.worker(number), None
         return actor, actor.begin.remote(self.cut)
+
+    def _look_at(self, node: str) -> None:
+        """Something was lost on this node: is it gone?"""
+        if not self._cluster.answers(node):
+            self._actors.gone.add(node)
 
     def _nodes(self) -> set[str]:
         return {node.id for node in self._cluster.nodes()}
@@ -323,6 +330,7 @@ class Opened:
                 continue
             changed = True
             end(shard)
+            self._look_at(segments[place].node)
             fresh, self._spare = self._spare or self._actors.spare_shard(), None
             self._shards[place] = fresh
             part = self.cut.parts[place]
