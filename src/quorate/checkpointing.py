@@ -1,4 +1,4 @@
-"""When checkpoints of a run are taken: every so many updates, at its end, and where a part of the learner may be lost."""
+"""When checkpoints of a run are taken: every so many updates, at its end, and where the learner may be lost."""
 
 from __future__ import annotations
 

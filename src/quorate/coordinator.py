@@ -372,6 +372,10 @@ class Coordinator:
         """Call this with the time as soon as every decision made so far is carried out."""
         self._at_rest = callback
 
+    def end_now(self, reason: str) -> None:
+        """The run is over before it goes on."""
+        self._over = reason
+
     def end_at_rest(self, reason: str) -> None:
         """End the run as soon as every decision made so far is carried out."""
         self._end_at_rest = reason

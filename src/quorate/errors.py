@@ -28,6 +28,9 @@ class WorkerFailed(QuorateError, RuntimeError):  # noqa: N818
 class LearnerLost(QuorateError, RuntimeError):  # noqa: N818
     """A part of the newest version is gone with the machine that held it; only a checkpoint has it."""
 
+    #: Why the run was over, if it was only to be looked at once more.
+    run_was_over: str | None = None
+
 
 class ReplayMismatch(QuorateError, RuntimeError):  # noqa: N818
     """A replayed run decided otherwise than the recorded one."""

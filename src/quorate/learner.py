@@ -60,14 +60,21 @@ class Learner:
         self.version = 0
         everything = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.params = everything[part]
+        self.optimizer = task.optimizer(everything)
         for parameter in set(everything).difference(self.params):
-            parameter.data = parameter.data.new_empty(0)
+            self._leave_to_others(parameter)
         self.flat = Flat.copy_of(self.params, device)
         self.point_at(self.flat)
-        self.optimizer = task.optimizer(self.params)
         self.schedule = task.schedule(self.optimizer)
         self.average = Flat.copy_of(self.params, device) if learning.ema is not None else None
         self.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in self.params)
+
+    def _leave_to_others(self, parameter: nn.Parameter) -> None:
+        """The optimizer was made of all parameters, since it may treat them differently by their place."""
+        parameter.data = parameter.data.new_empty(0)
+        self.optimizer.state.pop(parameter, None)
+        for group in self.optimizer.param_groups:
+            group["params"] = [one for one in group["params"] if one is not parameter]
 
     def point_at(self, flat: Flat) -> None:
         """Let the model compute with the parameters in this buffer."""

@@ -26,6 +26,8 @@ from quorate.trace import Recorder
 from quorate.tracewriting import TraceWriter
 
 DEFAULT_PATIENCE_S = 600.0
+#: So often the learner may be lost at one version, without any progress in between.
+STEPS_IN_VAIN = 10
 
 try:
     VERSION = version("quorate")
@@ -94,12 +96,22 @@ def run(
         try:
             engine.open(job)
             told = watchers  # of the past, where there is one
+            over: str | None = None
+            newest, before, in_vain = 0, -1, 0
             while True:
                 try:
-                    result = _run(job, engine, limits, folder, manner, state, metrics, watchers, told)
+                    result = _run(job, engine, limits, folder, manner, state, metrics, watchers, told, over)
                     break
                 except LearnerLost as lost:
-                    folder, state = _step_back(lost, folder, metrics.updates, watchers)
+                    newest = max(newest, metrics.updates)
+                    folder, state = _step_back(lost, folder, newest, watchers)
+                    version = state["protocol"]["version"]
+                    over = lost.run_was_over if version == newest else None
+                    in_vain = in_vain + 1 if version == before else 0
+                    if in_vain == STEPS_IN_VAIN:
+                        lost.add_note(f"(it happened {in_vain} times at version {version})")
+                        raise
+                    before = version
                     metrics = Metrics()
                     watchers[0] = metrics
                     told = [metrics]  # the others know it already
@@ -147,9 +159,10 @@ def _run(
     metrics: Metrics,
     watchers: list[Recorder],
     told: list[Recorder],
+    over: str | None,
 ) -> Result:
     with ExitStack() as to_close:  # a checkpoint being written is finished, whatever happens
-        return _attempt(job, engine, limits, folder, manner, state, metrics, watchers, told, to_close)
+        return _attempt(job, engine, limits, folder, manner, state, metrics, watchers, told, over, to_close)
 
 
 def _attempt(
@@ -162,10 +175,12 @@ def _attempt(
     metrics: Metrics,
     watchers: list[Recorder],
     told: list[Recorder],
+    over: str | None,
     to_close: ExitStack,
 ) -> Result:
     if state is not None:
         engine.restore(state["engine"], state["protocol"]["time"])
+        state["engine"] = None  # it may be large
         torch.set_rng_state(state["rng"])
     trace = None
     if folder is not None:
@@ -197,6 +212,8 @@ def _attempt(
         for watcher in watchers:
             watcher.resumed(state["protocol"]["time"], state["protocol"]["version"], limits.options())
         coordinator.resume(state["protocol"])
+        if over is not None:  # it had all its updates when the learner was lost
+            coordinator.end_now(over)
     if pace.checkpoints is not None and engine.may_lose_learner and state is None:
         pace.checkpoints.take(0.0)  # there must be one to go back to
     try:
@@ -207,16 +224,21 @@ def _attempt(
         if pace.checkpoints is not None and coordinator.is_waiting and worth_it:
             error.add_note(pace.checkpoints.last_words(coordinator.last_time))
         raise
-    pace.last_evaluation(coordinator.version, time)
-    fingerprint = engine.digest()
-    if folder is not None:
-        engine.write_parameters(folder.path / PARAMETERS_FILE)
+    try:
+        pace.last_evaluation(coordinator.version, time)
+        fingerprint = engine.digest()
+        if folder is not None:
+            engine.write_parameters(folder.path / PARAMETERS_FILE)
+        parameters, averaged = engine.parameters(), engine.averaged_parameters()
+    except LearnerLost as lost:
+        lost.run_was_over = coordinator.why_over
+        raise
     for watcher in watchers:
         watcher.ended(time, coordinator.version, coordinator.why_over, fingerprint)
     return Result(
         metrics=metrics,
-        parameters=engine.parameters(),
-        averaged=engine.averaged_parameters(),
+        parameters=parameters,
+        averaged=averaged,
         out=None if folder is None else folder.path,
         summary=metrics.summary(),
         stopped_by=None if manner.stop is None or manner.stop.signal is None else manner.stop.signal.name,
@@ -291,7 +313,7 @@ class _Pace:
         self._evaluated_at = metrics.evaluations[-1].version if metrics.evaluations else -1
 
     def after_update(self, version: int, time: float, loss: float | None) -> str | None:
-        over = version == self._updates
+        over = self._updates is not None and version >= self._updates
         if self._evaluates and version % self.evaluate_every == 0:
             self._evaluate(version, time)
         if self._until is not None:

@@ -31,14 +31,13 @@ class Several:
     """Nodes on this machine. Runs of this process connect to them; the driver is on the head, which has no CPUs."""
 
     def __init__(self, nodes: int, cpus: int) -> None:
-        from ray.cluster_utils import Cluster
-
         import ray
+        from ray.cluster_utils import Cluster
 
         self._before = dict(os.environ)
         self._cpus = cpus
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        os.environ["RAY_enable_worker_prestart"] = "0"  # this machine has to start all nodes of the cluster
+        os.environ["RAY_enable_worker_prestart"] = "0"  # noqa: SIM112 - this machine must start all nodes of the cluster
         with _short_temporary_folder(), loopback_only(True):
             self._cluster = Cluster(
                 initialize_head=True,

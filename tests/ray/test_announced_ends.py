@@ -53,10 +53,9 @@ class Watch(quorate.Recorder):
 
 def drain(node: Any) -> str:
     """What a cloud's warning comes to: this node will be gone in a minute."""
+    import ray
     from ray._raylet import GcsClient
     from ray.core.generated import autoscaler_pb2
-
-    import ray
 
     client = GcsClient(address=ray.get_runtime_context().gcs_address)
     reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")

@@ -127,3 +127,38 @@ def test_a_straggler_keeps_few_versions_alive() -> None:
         quorate.train(task, policy, engine, updates=120, recorders=(Count(),))
         assert max(alive) <= WORKERS + 2
         alive.clear()
+
+
+def test_a_shard_lost_after_the_last_update_does_not_make_the_run_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = quorate.Ray(WORKERS, latency=LATENCY)
+    from quorate.engines.ray.opened import Opened
+
+    real = Opened.digest
+
+    def digest(self: Any) -> Any:
+        monkeypatch.setattr(Opened, "digest", real)
+        raise quorate.LearnerLost("a shard of the learner is gone")
+
+    monkeypatch.setattr(Opened, "digest", digest)
+    task = Toy(optimizer=adam, samples=SAMPLES)
+    with pytest.warns(RuntimeWarning, match="goes on at version 12, without loss"):
+        result = quorate.train(task, quorate.FullSync(), engine, updates=12, out=tmp_path / "run")
+    assert result.metrics.updates == 12
+
+
+class Unspeakable(Exception):  # noqa: N818
+    def __init__(self, *, needed: int) -> None:
+        super().__init__("in the user's evaluation")
+
+
+class Untellable(Toy):
+    def evaluate(self, model: Any) -> dict[str, float]:
+        raise Unspeakable(needed=1)
+
+
+def test_an_error_that_cannot_be_sent_ends_the_run_with_its_text(tmp_path: Path) -> None:
+    engine = quorate.Ray(WORKERS, latency=LATENCY)
+    with pytest.raises(quorate.WorkerFailed, match="in the user's evaluation"):
+        quorate.train(Untellable(), quorate.FullSync(), engine, updates=4, evaluate_every=1, out=tmp_path / "run")

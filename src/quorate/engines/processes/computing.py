@@ -124,6 +124,13 @@ class Computer:
                 cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
                 torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
 
+    def forget_memory(self) -> None:
+        """What was looked at so far may be unmapped; a GPU must not take what comes there next for it."""
+        self._looking_at = None
+        for address in self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+        self._pinned.clear()
+
     # ------------------------------------------------------------ gradients
 
     def compute(self, batch: Any, place: Place, on_backward: Callable[[], None]) -> Computed:

@@ -7,10 +7,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import ray
 from quorate.engines.ray.cluster import Cluster, Demand
 from quorate.engines.ray.keeper import Keeper
 from quorate.engines.ray.setting import Setting
@@ -32,7 +32,9 @@ class Actors:
         self._lives: dict[str, int] = {}
         self.gone: set[str] = set()  # nodes that do not answer any more
         self._worker = ray.remote(concurrency_groups=GROUPS, **_NEVER_AGAIN)(Worker)
-        self._shard = ray.remote(concurrency_groups=SHARD_GROUPS, **_NEVER_AGAIN)(Shard)
+        self._shard = ray.remote(concurrency_groups=SHARD_GROUPS, allow_out_of_order_execution=True, **_NEVER_AGAIN)(
+            Shard
+        )
         self._keeper = ray.remote(**_NEVER_AGAIN)(Keeper)
 
     def _name(self, role: str) -> str:

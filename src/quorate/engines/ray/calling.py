@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
-
 import ray
-from quorate.errors import LearnerLost
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    NodeDiedError,
+    ObjectLostError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from quorate.errors import LearnerLost, WorkerFailed
+
+#: What Ray says when something is gone.
+LOSSES = (RayActorError, ObjectLostError, NodeDiedError, WorkerCrashedError, ActorUnschedulableError)
 
 _TRIES = 3
 
@@ -32,6 +44,9 @@ def ask_all(whose: str, calls: Sequence[Callable[[], Any]], is_gone: Callable[[]
             raise LearnerLost(f"{whose} is gone") from error
         except RayError as error:
             cause = original(error)
+            if isinstance(cause, RayTaskError) and not isinstance(cause.cause, LOSSES):
+                # What the actor met could not even be sent.
+                raise WorkerFailed(f"{whose} failed:\n{error}") from error
             if not isinstance(cause, RayError):
                 raise cause from error
             # Its node is gone before it began, or an object that it needed.

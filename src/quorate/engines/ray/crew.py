@@ -12,9 +12,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from ray.exceptions import RayActorError, RayError, RayTaskError
-
 import ray
+from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
+
 from quorate.engines.processes import messages
 from quorate.engines.processes.failures import Failures, back_off_s
 from quorate.engines.processes.live import Happening, Loss, Order
@@ -66,6 +66,9 @@ class Crew:
         self._times = AnswerTimes()
         self._look_at = self._drain_at = 0.0
         self._happened: list[Happening] = []  # noticed while something else was done
+        self.cut: Cut | None = None  # how the model is cut now, and where its shards are
+        self.give_back: Callable[[Gradient], None] = lambda gradient: None
+        self._lingering: dict[Any, list[Gradient]] = {}  # life of a worker given up -> what it may still write to
         self._serial = 0  # of the last order; ticket numbers come again when the run steps back
 
     # ------------------------------------------------------------ orders
@@ -77,6 +80,7 @@ class Crew:
         seat.ready = seat.told = seat.ping = seat.life = None
         seat.has_answered = seat.leaves = False
         seat.nodes_at_start = self._nodes()
+        seat.cut = self.cut
         self._pending[ready] = Pending("ready", seat)
 
     def send(self, ticket: Ticket, version: Any, gradient: Any, next_batch: int, delay_s: float) -> None:
@@ -128,7 +132,7 @@ class Crew:
         if timeout_s is not None:
             until = min(until, now + timeout_s)
         idle = [seat.life for seat in self.seats if seat.life is not None and not seat.orders]
-        references = [*self._pending, *idle, *self._updater.shard_lives]
+        references = [*self._updater.shard_lives, *self._pending, *idle, *self._lingering]
         ready, _ = ray.wait(references, num_returns=1, timeout=max(0.0, until - now), fetch_local=False)
         for reference in ready:
             self._hear(reference)
@@ -151,6 +155,10 @@ class Crew:
         if pending is None:  # it was a life
             if reference in self._updater.shard_lives:
                 raise LearnerLost("a shard of the learner is gone")
+            if reference in self._lingering:
+                for gradient in self._lingering.pop(reference):
+                    self.give_back(gradient)
+                return
             seat = next(seat for seat in self.seats if seat.life is reference)
             self._lost(seat, _why_gone(reference))
             return
@@ -181,6 +189,10 @@ class Crew:
                 raise BadInput(told.text)
             seat.told = told
             self._lost(seat, told.text)
+            return
+        if seat.cut is not self.cut:  # a shard has moved while it began: it must not look at the old one's memory
+            seat.cut = self.cut
+            self._pending[seat.actor.attach.remote(self.cut)] = Pending("ready", seat)
             return
         seat.ready = said
         seat.life = seat.actor.live.remote()
@@ -263,24 +275,29 @@ class Crew:
             raise LearnerLost("a shard of the learner is gone") from error
         if order is not None and order not in seat.orders:
             return  # of a life that has ended
-        self._lost(seat, first_line(error))
+        self._lost(seat, first_line(error), surely=isinstance(error, ActorDiedError))
 
     # ------------------------------------------------------------ losses
 
-    def _lost(self, seat: Seat, why: str, more: list[Order] | None = None) -> None:
-        """A worker is gone, or of no more use."""
+    def _lost(self, seat: Seat, why: str, more: list[Order] | None = None, surely: bool = False) -> None:
+        """A worker is gone, or of no more use; `surely`: its process cannot write any more."""
         was_ready = seat.ready is not None
         orders = [*(more or []), *seat.orders, *([] if seat.held is None else [seat.held])]
-        self._end_life(seat)
+        self._end_life(seat, surely)
         if seat.told is not None or seat.nodes_at_start <= self._nodes():  # else it may be its node that failed
             seat.failures += 1
             self._judge(seat, orders, was_ready, why)
         heapq.heappush(self._restarts, (monotonic() + back_off_s(seat.failures), seat.number))
         self._happened.append(Loss(seat.number, orders, was_ready))
 
-    def _end_life(self, seat: Seat) -> None:
+    def _end_life(self, seat: Seat, surely: bool) -> None:
         if seat.ready is not None:
             self._left(seat.ready.node)
+        if not surely and seat.life is not None:
+            # What it might yet write to is not used again before Ray says that it is gone.
+            self._lingering[seat.life] = [order.gradient for order in seat.orders]
+            for order in seat.orders:
+                order.gradient = Gradient(-1)
         with contextlib.suppress(Exception):  # it may be gone already
             ray.kill(seat.actor, no_restart=True)
         mine = [reference for reference, pending in self._pending.items() if pending.seat is seat]
@@ -337,17 +354,15 @@ class Crew:
             self._end(seat, f"it had not even answered a ping for {now - seat.ping_since:.0f} s")
 
     def _end(self, seat: Seat, why: str) -> None:
-        """Give up a worker whose process may still be there: what it might yet write to is not used again."""
-        for order in seat.orders:
-            order.gradient = Gradient(-1)
+        """Give up a worker whose process may still be there."""
         self._lost(seat, f"it was killed, since {why}")
 
     def _leave(self, seat: Seat, at_once: bool = False) -> None:
         """Take a worker from a node that is about to go; what it does is finished, if there is time."""
-        if not seat.leaves or (seat.orders and not at_once) or (seat.on_their_way and not at_once):
+        if seat.ready is None or not seat.leaves or ((seat.orders or seat.on_their_way) and not at_once):
             return
-        orders = list(seat.orders)
-        self._end_life(seat)
+        orders = [*seat.orders, *([] if seat.held is None else [seat.held])]
+        self._end_life(seat, surely=False)
         heapq.heappush(self._restarts, (monotonic(), seat.number))
         self._happened.append(Loss(seat.number, orders, True))
 
@@ -366,6 +381,9 @@ class Crew:
             for order in (*seat.orders, *seat.on_their_way):
                 order.cancelled = order.forgotten = True
                 order.gradient.objects = []
+            for order in seat.on_their_way:
+                order.gradient = Gradient(-1)  # a shard may yet write to it
+                over.append(order)
             seat.on_their_way = []
             if seat.held is not None:
                 over.append(seat.held)
@@ -375,6 +393,7 @@ class Crew:
         for reference, pending in list(self._pending.items()):
             if pending.kind == "taken":  # by a shard that may be gone; the room it might yet write to is not used again
                 del self._pending[reference]
+        over += [one[0] for one in self._happened if isinstance(one, tuple)]
         self._happened = [one for one in self._happened if not isinstance(one, tuple)]
         return over
 
@@ -388,12 +407,14 @@ class Crew:
 
         answers: whether a node does.
         """
+        self.cut = cut
         self._tell_cancelled()
         alive = {node: answers(node) for node in {seat.ready.node for seat in self.seats if seat.ready is not None}}
         told = {}
         for seat in self.seats:
             if seat.ready is not None and alive[seat.ready.node]:
                 told[seat.number] = seat.actor.attach.remote(cut)
+                seat.cut = cut
             elif seat.ready is not None:
                 self._lost(seat, "its node is gone")
         if told:

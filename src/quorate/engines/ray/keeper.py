@@ -5,23 +5,36 @@ The driver could do all this, but then its memory would grow with the model.
 
 from __future__ import annotations
 
+import pickle
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
 import torch
 from torch import Tensor
 
-import ray
 from quorate.checkpoint import CheckpointFolder, save_or_explain
 from quorate.engines.processes.computing import Computer, Place
 from quorate.engines.ray.segment import Segment, attach
 from quorate.engines.ray.setting import Cut, Setting, as_tensor, unpack_state
 from quorate.engines.ray.shipping import explained, unship
+from quorate.errors import WorkerFailed
 from quorate.learner import digest
 from quorate.outfolder import save_parameters
 from quorate.seeds import derive
+
+
+def _that_can_be_sent(error: Exception) -> Exception:
+    """A user's exception may hold anything, and Ray takes one that it cannot pickle for the end of the actor."""
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:
+        pass
+    return WorkerFailed(f"the evaluation failed:\n{''.join(traceback.format_exception(error))}")
 
 
 class Keeper:
@@ -70,7 +83,10 @@ class Keeper:
     def evaluate(self, version: int, block: int, averaged: bool, *pieces: Any) -> dict[str, float]:
         """The task's measures of a version; `pieces` as a worker gets them, and then all averages, if there are any."""
         self._look_at(block, averaged, pieces)
-        return self._task.evaluate(self._computer.model, derive(self._setting.seed, "evaluate", version))
+        try:
+            return self._task.evaluate(self._computer.model, derive(self._setting.seed, "evaluate", version))
+        except Exception as error:
+            raise _that_can_be_sent(error) from None
 
     def digest(self, block: int, *pieces: Any) -> str:
         """The fingerprint of a version."""

@@ -12,10 +12,10 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import ray
 from torch import Tensor
 
-import ray
-from quorate.checkpoint import CheckpointFolder, check_can_save
+from quorate.checkpoint import CheckpointFolder
 from quorate.engines._kept import finds_nan_early
 from quorate.engines.base import Job
 from quorate.engines.processes.live import LiveRun, Loss
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _LOOK_UP_S = 0.2
 #: How long workers that should fit are waited for before the run begins without them.
 _LATE_S = 60.0
+_TOO_LATE_S = 300.0
 #: How long a shard that may be gone is given to answer.
 _PING_S = 5.0
 _TRIES = 3
@@ -109,6 +110,7 @@ class Opened:
         self.crew = Crew(
             engine.workers, self.updater, self._make_worker, self._cluster.draining, self._nodes, self._look_at
         )
+        self.crew.cut, self.crew.give_back = self.cut, self._room.release
         self.live = LiveRun(
             job,
             engine.workers,
@@ -131,12 +133,18 @@ class Opened:
         while len(ready) < self._room_for:
             if self._stopped():
                 raise KeyboardInterrupt
+            waited_s = monotonic() - began
+            if waited_s > max(_TOO_LATE_S, self._engine.wait_s):
+                raise QuorateError(
+                    f"only {len(ready)} of the {self._needed} workers that the quorum needs got ready within "
+                    f"{waited_s:.0f} s; `ray status` and the logs of the actors say what they wait for"
+                )
             for happening in self.crew.wait(_LOOK_UP_S):
                 if isinstance(happening, int):
                     ready.add(happening)
                 elif not isinstance(happening, tuple):
                     ready.discard(happening.worker)
-            if len(ready) >= self._needed and monotonic() - began > _LATE_S:
+            if len(ready) >= self._needed and waited_s > _LATE_S:
                 break
         return ready
 
@@ -175,9 +183,15 @@ class Opened:
 
     def _wait_for(self, reference: Any) -> Any:
         """What an actor says, unless somebody wants the run to end first."""
+        began = monotonic()
         while not ray.wait([reference], timeout=_LOOK_UP_S)[0]:
             if self._stopped():
                 raise KeyboardInterrupt
+            if monotonic() - began > max(_TOO_LATE_S, self._engine.wait_s):
+                raise QuorateError(
+                    f"the learner did not start within {monotonic() - began:.0f} s; has any node what "
+                    f"shard_resources asks for ({self._engine.shard_resources})? `ray status` shows what is waited for"
+                )
         return ask("an actor of the run", lambda: reference)
 
     def _begun(self, place: int, part: slice, first: int, begun: Any) -> Any:
@@ -204,9 +218,11 @@ class Opened:
         for last_try in (False, True):
             try:
                 return ask("the keeper", lambda: call(self._keeper))
-            except QuorateError as error:
-                if last_try or not isinstance(error, LearnerLost):
+            except LearnerLost as error:
+                if self._shard_is_gone():
                     raise
+                if last_try:
+                    raise QuorateError(f"the keeper of the run ends again and again: {error}") from error
                 self._keeper = self._actors.keeper()
                 self._wait_for(self._keeper.describe.remote())
                 self._keeper_shares = self._wait_for(self._keeper.begin.remote(self.cut))
@@ -255,13 +271,13 @@ class Opened:
         return {
             "steps": list(self.live.steps),
             "older": [number for number, _ in older],
-            "shards": [shard.state.remote(older) for shard in self.updater.shards],
+            "shards": [shard.state.remote(self.updater.newest.number, older) for shard in self.updater.shards],
         }
 
     def check_can_save(self) -> None:
         """Refuse what no checkpoint can hold; the shards look themselves."""
-        for packed in ask_all("the learner", [partial(shard.state.remote, []) for shard in self.updater.shards]):
-            check_can_save({"shard": packed[0]})
+        for said in ask_all("the learner", [shard.check_can_save.remote for shard in self.updater.shards]):
+            _unless_bad(said)
 
     def checkpoint_writer(self, folder: CheckpointFolder, on_failure: Callable[[str], None]) -> KeptByKeeper:
         return KeptByKeeper(lambda: self._keeper, folder, on_failure)
@@ -275,15 +291,13 @@ class Opened:
                 f"give shards={len(states)} (--shards {len(states)})"
             )
         self.updater.forget_all()
-        for order in self.crew.forget_orders():
-            self._room.release(order.version)
-            self._room.release(order.gradient)
+        over = self.crew.forget_orders()
         self._mend()
         for happening in self.crew.take_untold():
-            if isinstance(happening, Loss):
-                for order in happening.orders:
-                    self._room.release(order.version)
-                    self._room.release(order.gradient)
+            over += happening.orders if isinstance(happening, Loss) else []
+        for order in over:
+            self._room.release(order.version)
+            self._room.release(order.gradient)
         for version in (*self.updater.older, self.updater.newest):
             self._room.release(version)
         self.updater.older.clear()

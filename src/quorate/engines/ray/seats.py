@@ -29,6 +29,7 @@ class Seat:
     failures: int = 0  # in a row
     told: messages.Failed | None = None
     leaves: bool = False  # its node has announced its end
+    cut: Any = None  # what it knows of the shards
     nodes_at_start: set[str] = field(default_factory=set)  # of this life
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import ray
 import torch
 from torch import nn
 
-import ray
-from quorate.checkpoint import check_same_tensors
+from quorate.checkpoint import check_can_save, check_same_tensors
 from quorate.engines._buffers import Buffers
 from quorate.engines.processes.blocks import Block
 from quorate.engines.processes.making import Arrival, Maker, Prepared, Weights
@@ -27,7 +27,7 @@ from quorate.learner import Learner
 from quorate.noise import Norms
 
 #: Threads of the actor beside the one that does its work.
-SHARD_GROUPS = {"life": 1}
+SHARD_GROUPS = {"life": 1, "talk": 1, "take": 1}
 
 
 class Given(NamedTuple):
@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
 
 
 class Shard:
-    """An actor with one thread, beside that of its life.
+    """An actor with one thread for its work, one for gradients that come in, and one for its life.
 
     It does what it is told; which gradients make a version is decided elsewhere.
     """
@@ -73,6 +73,7 @@ class Shard:
     def __repr__(self) -> str:
         return "shard"
 
+    @ray.method(concurrency_group="talk")  # type: ignore[untyped-decorator]
     def ping(self) -> None:
         """Answers, if anybody does."""
 
@@ -121,8 +122,12 @@ class Shard:
 
     # ------------------------------------------------------------ gradients and versions
 
+    @ray.method(concurrency_group="take")  # type: ignore[untyped-decorator]
     def take(self, block: int, piece: Any) -> None:
-        """A gradient from another node comes into this block. To take it twice does no harm."""
+        """A gradient from another node comes into this block. To take it twice does no harm.
+
+        Beside everything else, since one whose node has died may take long to fail.
+        """
         self._segment.block(block).copy_(as_tensor(piece))
 
     def piece(self, block: int) -> Any:
@@ -201,8 +206,17 @@ class Shard:
 
     # ------------------------------------------------------------ checkpoints
 
-    def state(self, older: Sequence[tuple[int, int]]) -> Any:
+    def check_can_save(self) -> BadInput | None:
+        """What is wrong, if no checkpoint can hold this shard."""
+        try:
+            check_can_save(self._maker.learner.state())
+        except BadInput as wrong:
+            return wrong
+        return None
+
+    def state(self, version: int, older: Sequence[tuple[int, int]]) -> Any:
         """Everything a resumed run needs of this shard; `older` are versions kept, and their blocks."""
+        assert self._maker.learner.version == version, "calls came in another order than they were made"
         kept = [
             [version, block.flat.buffer.clone(), [one.clone() for one in block.buffers]]
             for version, block in ((version, self._block(number)) for version, number in older)

@@ -14,6 +14,7 @@ from quorate.engines.processes.blocks import Holds
 from quorate.engines.processes.making import Prepared, Weights, mean_loss
 from quorate.engines.ray.calling import ask, ask_all
 from quorate.engines.ray.shard import Given, UpdateOrder, Verdict, weights_of
+from quorate.errors import LearnerLost
 from quorate.events import Ticket
 from quorate.learner import norm_of_squares
 from quorate.noise import Norms
@@ -148,7 +149,12 @@ class Updater:
             target=target,
             publish=False,
         )
-        verdict, pieces = self._only(order) if len(self.shards) == 1 else self._together(order)
+        try:
+            verdict, pieces = self._only(order) if len(self.shards) == 1 else self._together(order)
+        except LearnerLost:
+            self._waiting |= {arrival.ticket.id: arrival for arrival in arrivals}  # for `forget_all`
+            self._room.release(Version(-1, target, []))
+            raise
         self._room.release(self.newest)
         self.newest = Version(order.version + 1, target, pieces)
         for arrival in arrivals:

@@ -9,10 +9,10 @@ import traceback
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import ray
 import torch
 from torch import Tensor
 
-import ray
 from quorate.engines._batches import Batches
 from quorate.engines.processes import messages
 from quorate.engines.processes.computing import Cancelled, Computer, Place
@@ -67,6 +67,7 @@ class Worker:
         """Find the memory of the shards, which are others when one was lost; versions may then come again."""
         with self._turn:
             self._era += 1
+            self._computer.forget_memory()
             for old in self._segments:
                 if old is not None:
                     old.close()
@@ -115,25 +116,27 @@ class Worker:
         order = messages.unpack_order(packet)
         assert order is not None
         self._end_before(order.ticket)
-        gradient = None
+        parts: list[Any] = []
         with self._turn:
             self._set_threads()
             try:
                 answer, gradient = self._carry_out(order, pieces)
+                if gradient is not None:
+                    both = zip(self._segments, gradient.memories, strict=True)
+                    parts = [as_array(memory) for segment, memory in both if segment is None]
             except Cancelled:
                 answer = messages.pack_abandoned(order.ticket, max(0.0, perf_counter() - self._floor_moved))
             except Exception as error:
                 answer = _failure(error, order.ticket, order.batch)
-        elsewhere = [place for place, segment in enumerate(self._segments) if segment is None]
-        if not elsewhere:
+        if not pieces:
             return answer
-        if gradient is None:
-            return (answer, *(None for _ in elsewhere))
-        return (answer, *(as_array(gradient.memories[place]) for place in elsewhere))
+        return (answer, *parts) if parts else (answer, *(None for _ in pieces))
 
     def _carry_out(self, order: messages.Work, pieces: tuple[Any, ...]) -> tuple[bytes, Place | None]:
         self._ticket = order.ticket
         self._check()
+        if len(pieces) != self._segments.count(None):
+            raise Cancelled  # shards have moved since it was ordered
         started = perf_counter()
         batch = self._loader.get(order.batch, self._check)
         loaded = perf_counter()

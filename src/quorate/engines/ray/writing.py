@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ray
 from ray.exceptions import RayError
 
-import ray
 from quorate.checkpoint import CheckpointFolder
 from quorate.engines.ray.calling import first_line, original
 
