@@ -15,10 +15,10 @@ import tempfile
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 from numpy.typing import NDArray
 
-import ray
 from benchmarks.local import workload
 from benchmarks.local.measuring import Setting
 from benchmarks.ray.roles import MeterOfRoles
