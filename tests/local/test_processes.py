@@ -122,7 +122,7 @@ def test_urged_to_end_it_ends_at_once(runs: dict[str, Run], name: str) -> None:
         run.process.wait(0.5)
     run.process.send_signal(signal.SIGINT)
     status, errors = run.end()
-    assert status == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt")
+    assert status == -signal.SIGINT and errors.rstrip().splitlines()[-1] == "KeyboardInterrupt: SIGINT"
     assert alive(processes) == []
     assert not (run.folder / "run" / "summary.json").exists()
     check_resumable(run.folder)
