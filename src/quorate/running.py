@@ -100,7 +100,10 @@ def run(
             newest, before, in_vain = 0, -1, 0
             while True:
                 try:
-                    result = _run(job, engine, limits, folder, manner, state, metrics, watchers, told, over)
+                    with ExitStack() as writing:  # a checkpoint being written is finished, whatever happens
+                        result = _run(
+                            job, engine, limits, folder, manner, state, metrics, watchers, told, over, writing
+                        )
                     break
                 except LearnerLost as lost:
                     newest = max(newest, metrics.updates)
@@ -160,23 +163,7 @@ def _run(
     watchers: list[Recorder],
     told: list[Recorder],
     over: str | None,
-) -> Result:
-    with ExitStack() as to_close:  # a checkpoint being written is finished, whatever happens
-        return _attempt(job, engine, limits, folder, manner, state, metrics, watchers, told, over, to_close)
-
-
-def _attempt(
-    job: Job,
-    engine: Engine,
-    limits: Limits,
-    folder: OutFolder | None,
-    manner: Manner,
-    state: dict[str, Any] | None,
-    metrics: Metrics,
-    watchers: list[Recorder],
-    told: list[Recorder],
-    over: str | None,
-    to_close: ExitStack,
+    writing: ExitStack,
 ) -> Result:
     if state is not None:
         engine.restore(state["engine"], state["protocol"]["time"])
@@ -203,7 +190,7 @@ def _attempt(
         assert folder is not None
         pace.checkpoints = checkpoints_of(folder.path, trace, coordinator, engine, manner.checkpoint_every)
         if pace.checkpoints is not None:
-            to_close.callback(pace.checkpoints.finish)
+            writing.callback(pace.checkpoints.finish)
     if state is None:
         header = _header(job, engine, limits, pace.evaluate_every)
         for watcher in watchers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import ExitStack
-from time import monotonic
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from quorate.engines._in_process import checked_device
 from quorate.engines._kept import HALF, Kept, finds_nan_early
-from quorate.engines.base import Engine, Job, Outcome
+from quorate.engines.base import Job
 from quorate.engines.local import worker
 from quorate.engines.local.crew import Crew
 from quorate.engines.local.pool import Pool
@@ -21,6 +20,7 @@ from quorate.engines.local.sending import write_job
 from quorate.engines.local.store import Store
 from quorate.engines.local.updating import Updater
 from quorate.engines.processes.live import LiveRun, Loss, check_faults
+from quorate.engines.processes.live_engine import LiveEngine
 from quorate.engines.processes.memory import (
     WIRES,
     BlockLayout,
@@ -31,7 +31,6 @@ from quorate.engines.processes.memory import (
     gigabytes,
 )
 from quorate.errors import BadInput, check_at_least
-from quorate.events import Event, Ticket
 from quorate.faults import Faults, parse_faults
 from quorate.latency import Latency, parse_latency
 from quorate.learner import Learner
@@ -40,7 +39,7 @@ from quorate.learner import Learner
 WORKER_BYTES = 20_000_000
 
 
-class Local(Engine):
+class Local(LiveEngine):
     """Worker processes on this machine.
 
     workers: how many.
@@ -96,10 +95,7 @@ class Local(Engine):
                 "the script starts a run when a worker process imports it; "
                 'put what starts the run under: if __name__ == "__main__":'
             )
-        if job.task is None:
-            raise BadInput("the local engine needs a task to compute gradients of; use the simulated engine")
-        if self.wire != "fp32" and job.learning.delay_compensation:
-            raise BadInput("delay compensation multiplies small differences, which a 16-bit wire rounds away; use fp32")
+        self._check_job(job)
         self._saved_random_state = torch.get_rng_state()
         with ExitStack() as to_close:
             self._open = _Open(self, job, to_close)
@@ -107,40 +103,15 @@ class Local(Engine):
             self._open.to_close = to_close.pop_all()
 
     def close(self) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.to_close.close()
+        was_open = self._open is not None
+        super().close()
+        if was_open:
             torch.set_rng_state(self._saved_random_state)
 
     @property
     def _run(self) -> _Open:
         assert self._open is not None, "the engine is not open"
         return self._open
-
-    # ------------------------------------------------------------ tickets and time
-
-    def start(self, ticket: Ticket) -> None:
-        self._run.live.begin(ticket)
-
-    def cancel(self, ticket: Ticket) -> None:
-        self._run.live.cancel(ticket)
-
-    def drop(self, ticket: Ticket) -> None:
-        self._run.updater.drop(ticket)
-
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
-        began = monotonic()
-        outcome = self._run.updater.apply(tickets, weights)
-        return outcome._replace(apply_s=monotonic() - began)
-
-    def now(self, time: float) -> float:
-        return self._run.live.tick()
-
-    def set_timer(self, at: float, key: int) -> None:
-        self._run.live.set_timer(at, key)
-
-    def next_event(self, until: float | None) -> Event | None:
-        return self._run.live.next_event(until)
 
     # ------------------------------------------------------------ the model
 

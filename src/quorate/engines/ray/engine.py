@@ -6,23 +6,22 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from torch import Tensor
 
 from quorate.checkpoint import CheckpointFolder
 from quorate.engines._kept import HALF, Kept
-from quorate.engines.base import CheckpointWriter, Engine, Job, Outcome
+from quorate.engines.base import CheckpointWriter, Job
 from quorate.engines.processes.live import check_faults
+from quorate.engines.processes.live_engine import LiveEngine
 from quorate.engines.processes.memory import WIRES
 from quorate.errors import BadInput, check_at_least
-from quorate.events import Event, Ticket
 from quorate.faults import Faults, parse_faults
 from quorate.latency import Latency, parse_latency
 
 
-class Ray(Engine):
+class Ray(LiveEngine):
     """Workers on a Ray cluster: the one at `address`, the one this process or job is connected to, or one on this
     machine that is started for the run.
 
@@ -87,7 +86,6 @@ class Ray(Engine):
         if wire not in WIRES:
             raise BadInput(f"wire is {wire!r}, but gradients can be stored as one of: {', '.join(WIRES)}")
         self.wire = wire
-        self._open: Any = None
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -109,10 +107,7 @@ class Ray(Engine):
     def open(self, job: Job) -> None:
         if not sys.platform.startswith("linux"):
             raise BadInput("the Ray engine needs Linux (memfd, /proc); elsewhere use the simulated engine")
-        if job.task is None:
-            raise BadInput("the Ray engine needs a task to compute gradients of; use the simulated engine")
-        if self.wire != "fp32" and job.learning.delay_compensation:
-            raise BadInput("delay compensation multiplies small differences, which a 16-bit wire rounds away; use fp32")
+        self._check_job(job)
         from quorate.engines.ray.cluster import ray_module
 
         ray_module()
@@ -123,43 +118,6 @@ class Ray(Engine):
             opened.start()
             self._open = opened
             opened.to_close = to_close.pop_all()
-
-    def close(self) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.to_close.close()
-
-    @property
-    def _run(self) -> Any:
-        assert self._open is not None, "the engine is not open"
-        return self._open
-
-    # ------------------------------------------------------------ tickets and time
-
-    def start(self, ticket: Ticket) -> None:
-        self._run.live.begin(ticket)
-
-    def cancel(self, ticket: Ticket) -> None:
-        self._run.live.cancel(ticket)
-
-    def drop(self, ticket: Ticket) -> None:
-        self._run.updater.drop(ticket)
-
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
-        began = monotonic()
-        outcome: Outcome = self._run.updater.apply(tickets, weights)
-        return outcome._replace(apply_s=monotonic() - began)
-
-    def now(self, time: float) -> float:
-        now: float = self._run.live.tick()
-        return now
-
-    def set_timer(self, at: float, key: int) -> None:
-        self._run.live.set_timer(at, key)
-
-    def next_event(self, until: float | None) -> Event | None:
-        event: Event | None = self._run.live.next_event(until)
-        return event
 
     # ------------------------------------------------------------ the model
 
