@@ -20,7 +20,7 @@ def test_the_parts_are_neighbours_none_is_empty_and_nothing_is_missing(sizes: li
     assert [size for part in parts for size in sizes[part]] == sizes
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=9), st.integers(1, 9))
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=9), st.integers(1, 9))  # small, so that sums meet bounds
 def test_no_other_cut_has_a_smaller_largest_part(sizes: list[int], shards: int) -> None:
     shards = min(shards, len(sizes))
     largest = max(sum(sizes[part]) for part in cut(sizes, shards))
