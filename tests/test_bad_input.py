@@ -27,6 +27,7 @@ ENGINE = quorate.Simulated(4)
         (lambda: quorate.BoundedStaleness(-1), "bound is -1"),
         (lambda: quorate.KBatchSync(0), "k is 0"),
         (lambda: quorate.Delayed(-1), "delay is -1"),
+        (lambda: quorate.Delayed(1, warm_up=-1), "warm_up is -1"),
         (lambda: quorate.Deadline(limit=0), "limit is 0"),
         (lambda: quorate.Deadline(slack=0.5), "slack is 0.5"),
         (lambda: quorate.Deadline(minimum=0), "minimum is 0"),

@@ -59,7 +59,11 @@ def test_every_policy_runs_by_name(quorate_command: Quorate, policy: str, worker
         (["--workers", "4", "--policy", "k-batch", "--k", "6"], {"name": "k-batch", "k": 6, "late": "cancel"}),
         (["--policy", "bounded"], {"name": "bounded", "bound": 3, "staleness_weights": False}),
         (["--policy", "bounded", "--bound", "0"], {"name": "bounded", "bound": 0, "staleness_weights": False}),
-        (["--policy", "delayed"], {"name": "delayed", "delay": 1, "late": "cancel"}),
+        (["--policy", "delayed"], {"name": "delayed", "delay": 1, "late": "cancel", "warm_up": 0}),
+        (
+            ["--policy", "delayed", "--delay", "2", "--warm-up", "9"],
+            {"name": "delayed", "delay": 2, "late": "cancel", "warm_up": 9},
+        ),
         (
             ["--policy", "async", "--max-staleness", "2"],
             {"name": "async", "max_staleness": 2, "staleness_weights": False},

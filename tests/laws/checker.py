@@ -121,7 +121,7 @@ class LawChecker(Recorder):
         if isinstance(self.policy, RoundPolicy):
             demand({ticket.version for ticket in tickets} == {self.version}, "3: all of the newest version")
         if isinstance(self.policy, Delayed):
-            expected = max(0, self.version - self.policy.delay)
+            expected = self.version - self.policy.delay_at(self.version)
             demand({ticket.version for ticket in tickets} == {expected}, f"3: all of version {expected}")
 
     def _check_staleness(self, tickets: tuple[Ticket, ...]) -> None:

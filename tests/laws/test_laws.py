@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def policies(draw: st.DrawFn) -> tuple[Policy, int]:
     if kind == "k-batch":
         return KBatchSync(draw(st.integers(1, 8)), late), workers
     if kind == "delayed":
-        return Delayed(draw(st.integers(0, 3)), late), workers
+        return Delayed(draw(st.integers(0, 3)), late, draw(st.sampled_from([0, 1, 2, 7, 20]))), workers
     if kind == "deadline":
         quorum = draw(st.integers(1, workers))
         limit = draw(st.none() | st.floats(0.1, 3))
@@ -123,6 +124,16 @@ def test_law_6_backup_without_backups_is_full_sync(workers: int, choices: list[i
 @given(st.integers(1, 6), CHOICES)
 def test_law_6_no_delay_is_full_sync(workers: int, choices: list[int]) -> None:
     assert decisions(Delayed(0), workers, choices) == decisions(FullSync(), workers, choices)
+
+
+@given(st.integers(0, 6), st.integers(0, 40))
+def test_a_delay_that_warms_up_only_grows_and_never_reads_an_earlier_version(delay: int, warm_up: int) -> None:
+    delays = [Delayed(delay, warm_up=warm_up).delay_at(iteration) for iteration in range(60)]
+    assert all(0 <= later - earlier <= 1 for earlier, later in pairwise(delays))
+    assert delays[0] == 0 and set(delays[max(delay, warm_up) :]) == {delay}
+    if warm_up > delay:  # it has its full length only when the warm-up is over, and each length for about as long
+        lengths = [delays[:warm_up].count(length) for length in range(delay + 1)]
+        assert max(lengths) - min(lengths) <= 1
 
 
 @given(st.integers(1, 6), st.booleans(), CHOICES)

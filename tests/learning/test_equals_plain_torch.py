@@ -95,6 +95,32 @@ def test_a_round_as_one_big_batch_equals_separate_batches(make: Any) -> None:
         torch.testing.assert_close(together.parameters[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("make", [mlp, batch_norm_net, conv_net_with_batch_norm])
+@pytest.mark.parametrize("policy", [quorate.Delayed(1), quorate.Delayed(3), quorate.Delayed(2, warm_up=12)], ids=repr)
+def test_a_delayed_round_as_one_big_batch_equals_separate_batches(make: Any, policy: quorate.Policy) -> None:
+    """At the older version that its workers read, with the BatchNorm statistics of that version."""
+    task = Toy(make, samples=150)
+
+    def run(together: bool) -> quorate.Result:
+        engine = quorate.Simulated(4, "shifted-exp:1,1", together=together)
+        result = quorate.train(task, policy, engine, updates=40, seed=1)
+        assert result.metrics.header["engine"]["arithmetic"] == ("together" if together else "kept")
+        return result
+
+    apart, together = run(False), run(True)
+    for name, tensor in apart.parameters.items():
+        torch.testing.assert_close(together.parameters[name], tensor, rtol=1e-3, atol=1e-4)
+    assert apart.summary["staleness"] == together.summary["staleness"]
+
+
+def test_delayed_rounds_with_compensation_are_computed_apart() -> None:
+    """Each gradient is compensated by its own square, which the mean does not have."""
+    engine = quorate.Simulated(4, together=True)
+    learning = quorate.Learning(delay_compensation=0.5)
+    result = quorate.train(Toy(mlp), quorate.Delayed(1), engine, updates=3, learning=learning)
+    assert result.metrics.header["engine"]["arithmetic"] == "kept"
+
+
 class NotAMean(Toy):
     """A loss that couples the samples of a batch: one big batch would be wrong."""
 

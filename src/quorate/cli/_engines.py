@@ -127,4 +127,5 @@ def check_engine(engine: str, known: tuple[str, ...]) -> None:
 
 
 def _updates_of_one_version(policy: Policy, workers: int) -> bool:
-    return policy.begin(workers).staleness_bound == 0 and not getattr(policy, "staleness_weights", False)
+    synchronous = policy.begin(workers).staleness_bound == 0 and not getattr(policy, "staleness_weights", False)
+    return synchronous or policy.name == "delayed"

@@ -196,6 +196,9 @@ class PolicyOptions:
     ] = None
     k: Annotated[int | None, option(POLICY, "Gradients that make an update. (k-batch)", show_default="N")] = None
     delay: Annotated[int | None, option(POLICY, "Versions an update lags behind. (delayed)", show_default="1")] = None
+    warm_up: Annotated[
+        int | None, option(POLICY, "Updates over which the delay grows to that. (delayed)", show_default="0")
+    ] = None
     limit: Annotated[float | None, option(POLICY, "Seconds a round lasts. (deadline)", show_default="learned")] = None
     minimum: Annotated[
         int | None, option(POLICY, "Arrivals a round waits for even so. (deadline)", show_default="half")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quorate.engines._behind import TogetherBehind
 from quorate.engines._bench import Bench, Strategy
 from quorate.engines._kept import HALF, Kept, finds_nan_early
 from quorate.engines._summed import Summed
@@ -12,6 +13,7 @@ from quorate.engines._together import Together, may_go_together
 from quorate.engines.base import Engine, Job, Outcome
 from quorate.errors import BadInput
 from quorate.events import Ticket
+from quorate.policies import Delayed
 from quorate.seeds import derive
 
 _NOTHING_LEARNED = Outcome(None, None)
@@ -43,12 +45,16 @@ class InProcessEngine(Engine):
         if job.task is None:
             return
         self._bench = bench = Bench(job, self.device)
-        if finds_nan_early(job.policy) or (arithmetic or "").startswith(Kept.arithmetic):
-            if together:
-                raise BadInput(f"together is on, but {job.policy.name} applies gradients of several versions")
-            self._strategy = Kept(bench, job.policy, half=arithmetic == HALF)
-            return
         wanted = self.device.type != "cpu" if together is None else together
+        if finds_nan_early(job.policy) or (arithmetic or "").startswith(Kept.arithmetic):
+            in_rounds = isinstance(job.policy, Delayed)
+            if together and not in_rounds:
+                raise BadInput(f"together is on, but {job.policy.name} applies gradients of several versions")
+            if in_rounds and wanted and not job.learning.delay_compensation and may_go_together(bench):
+                self._strategy = TogetherBehind(bench, job.policy)
+            else:
+                self._strategy = Kept(bench, job.policy, half=arithmetic == HALF)
+            return
         self._strategy = Together(bench) if wanted and may_go_together(bench) else Summed(bench)
 
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:

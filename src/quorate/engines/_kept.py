@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -71,15 +72,9 @@ class Kept(Strategy):
 
     def _compute(self, ticket: Ticket) -> _Gradient | None:
         learner, buffers = self.learner, self.bench.buffers
-        old = None if ticket.version == learner.version else self._old[ticket.version]
-        read_buffers = buffers.newest() if old is None else old.buffers
-        if old is not None:
-            learner.point_at(old.flat)
-            buffers.load(old.buffers)
-        loss = self.bench.backward([ticket.batch]).item()
-        if old is not None:
-            learner.point_at(learner.flat)
-        after = buffers.after_forward()
+        with self._reading(ticket.version) as read_buffers:
+            loss = self.bench.backward([ticket.batch]).item()
+            after = buffers.after_forward()
         there = self.bench.gradients()
         grads = [parameter.grad for parameter in learner.params]
         if self._half:
@@ -89,6 +84,18 @@ class Kept(Strategy):
             return None
         read = self._snapshot(ticket.version) if self._compensation else None
         return _Gradient(grads, loss, read_buffers, after, read)
+
+    @contextmanager
+    def _reading(self, version: int) -> Iterator[list[Tensor]]:
+        """Let the model compute at this version; gives a copy of the buffers that it begins with."""
+        if version == self.learner.version:
+            yield self.bench.buffers.newest()
+            return
+        old = self._old[version]
+        self.learner.point_at(old.flat)
+        self.bench.buffers.load(old.buffers)
+        yield old.buffers
+        self.learner.point_at(self.learner.flat)
 
     def _snapshot(self, version: int) -> Flat:
         """A copy of a version's parameters that lives as long as a gradient refers to it."""

@@ -52,7 +52,7 @@ class Together(Strategy):
         if len(tickets) == 1 or (self.bench.buffers.any and len({ticket.samples for ticket in tickets}) > 1):
             return self._one_by_one.apply_one_by_one(tickets)  # groups of BatchNorm must be of one size
         first_sq = self._first_alone(tickets[0]) if is_measured(self.learner.version, _MEASURE_EVERY) else None
-        loss, norm = self._compute(tickets)
+        loss, norm = compute_together(self.bench, tickets)
         if not math.isfinite(loss) or not math.isfinite(norm):
             self.bench.buffers.reset()
             return self._one_by_one.apply_one_by_one(tickets)
@@ -72,14 +72,16 @@ class Together(Strategy):
         self.learner.clear_gradients()
         return found
 
-    def _compute(self, tickets: tuple[Ticket, ...]) -> tuple[float, float]:
-        with each_group_by_itself(self.learner.model, len(tickets)):
-            # In the order of the data, where they are one slice; which worker had which makes no difference.
-            loss = self.bench.backward(sorted(ticket.batch for ticket in tickets))
-        norms = torch.stack(torch._foreach_norm(self.bench.gradients()))
-        # One wait for the device, for both numbers.
-        both = torch.stack([loss.detach().float(), torch.linalg.vector_norm(norms).float()]).tolist()
-        return both[0], both[1]
+
+def compute_together(bench: Bench, tickets: tuple[Ticket, ...]) -> tuple[float, float]:
+    """Put the mean of the tickets' gradients into `.grad`; gives the loss and the gradient's norm."""
+    with each_group_by_itself(bench.learner.model, len(tickets)):
+        # In the order of the data, where they are one slice; which worker had which makes no difference.
+        loss = bench.backward(sorted(ticket.batch for ticket in tickets))
+    norms = torch.stack(torch._foreach_norm(bench.gradients()))
+    # One wait for the device, for both numbers.
+    both = torch.stack([loss.detach().float(), torch.linalg.vector_norm(norms).float()]).tolist()
+    return both[0], both[1]
 
 
 def may_go_together(bench: Bench) -> bool:

@@ -12,15 +12,27 @@ class Delayed(Policy):
 
     A worker may so be up to `delay` iterations ahead of the slowest, and an update hides behind the next
     computation. The first iterations read version 0. The engine keeps the last `delay` versions.
+
+    warm_up: over so many updates the delay grows from 0, step by step, to what it is: the first updates of a
+    training are large, and stale gradients harm them most.
     """
 
     name = "delayed"
-    parameters = ("delay", "late")
+    parameters = ("delay", "late", "warm_up")
 
-    def __init__(self, delay: int, late: str = "cancel") -> None:
+    def __init__(self, delay: int, late: str = "cancel", warm_up: int = 0) -> None:
         self.delay = check_at_least("delay", delay, 0)
         self.late = check_late(late)
+        self.warm_up = check_at_least("warm_up", warm_up, 0)
         self.history = delay
+
+    def delay_at(self, iteration: int) -> int:
+        """How many versions back the gradients of this iteration are computed.
+
+        It grows by at most one an iteration, so a later iteration never reads an earlier version.
+        """
+        most = min(self.delay, iteration)
+        return most if iteration >= self.warm_up else min(most, iteration * (self.delay + 1) // self.warm_up)
 
     @property
     def staleness_bound(self) -> int:
@@ -131,11 +143,11 @@ class Delayed(Policy):
         actions: list[Action] = []
         for worker in workers:
             iteration = max(self._next.get(worker, 0), self._version)
-            if worker in self._busy or worker in self._idle or iteration > self._version + self.delay:
+            if worker in self._busy or worker in self._idle or iteration > self._version + self.delay_at(iteration):
                 continue
             self._next[worker] = self._busy[worker] = iteration
             self._in_flight[iteration] = self._in_flight.get(iteration, 0) + 1
-            actions.append(Start(worker, max(0, iteration - self.delay), iteration))
+            actions.append(Start(worker, iteration - self.delay_at(iteration), iteration))
         return actions
 
     def _stop(self, worker: int) -> int:
