@@ -25,6 +25,7 @@ from quorate.events import (
     Exhausted,
     Learned,
     Pinned,
+    Rebound,
     Refused,
     Start,
     Ticket,
@@ -46,6 +47,9 @@ REFUSALS_PER_WORKER = 10
 _LOOK_UP_S, _FINISH_S = 0.2, 5.0
 
 LIMIT_REACHED, DATA_USED_UP = "limit reached", "data used up"
+
+#: Why a ticket ends whose worker is on another batch; a replay knows such a cancelling by it.
+REBOUND = "rebound: its worker was on another batch"
 
 #: Called after each version with (version, time, loss); a reason ends the run.
 AfterUpdate = Callable[[int, float, float | None], str | None]
@@ -204,6 +208,12 @@ class Coordinator:
             for recorder in self._recorders:
                 recorder.abandoned(event.time, event.ticket, event.cancel_s)
             return None
+        elif type(event) is Rebound:
+            worker, version = event.ticket.worker, event.ticket.version
+            if self._flying.get(worker) is event.ticket:
+                self._cancel(event.time, Cancel(worker, REBOUND))
+                self._start(event.time, Start(worker, version, version))
+            return None
         return event
 
     def _witness_join(self, event: WorkerJoined) -> None:
@@ -279,7 +289,7 @@ class Coordinator:
     def _start(self, time: float, action: Start) -> None:
         worker, version, round = action
         assert worker in self._live and worker not in self._flying, f"{action} for a worker that is not free"
-        loan = self._ledger.borrow(round)
+        loan = self._ledger.borrow(round, worker)
         if loan is None:
             for recorder in self._recorders:
                 recorder.exhausted(time, worker)

@@ -99,7 +99,19 @@ class Learned(NamedTuple):
     noise_scale: float  # in samples
 
 
-Event: TypeAlias = Arrived | Refused | Abandoned | WorkerJoined | WorkerLost | Timer | Exhausted | Pinned | Learned
+class Rebound(NamedTuple):
+    """The worker turns out to be on another batch than its ticket says: it gets another ticket of the same version.
+
+    No policy hears of it. It happens only where a worker takes its batches ahead of its tickets.
+    """
+
+    time: float
+    ticket: Ticket
+
+
+Event: TypeAlias = (
+    Arrived | Refused | Abandoned | WorkerJoined | WorkerLost | Timer | Exhausted | Pinned | Learned | Rebound
+)
 
 
 # ---------------------------------------------------------------- actions: what a policy decides

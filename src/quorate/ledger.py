@@ -77,14 +77,15 @@ class Ledger:
 
     # ------------------------------------------------------------ lending
 
-    def borrow(self, round: int | None) -> Loan | None:
+    def borrow(self, round: int | None, worker: int | None = None) -> Loan | None:
         """The next batch: one that came back, else a fresh one; None when there is none for this round.
 
-        The fresh batches of one round come from one epoch, so the last round of an epoch takes what is left.
+        The fresh batches of one round come from one epoch, so the last round of an epoch takes what is left. Who
+        asks makes no difference here; there are ledgers where it does.
         """
         if self._returned:
             batch = self._returned.popleft()
-            pinned = bool(self._drops) and self._drops.get(batch, 0) >= self._pin_after
+            pinned = self._is_pinned(batch)
         else:
             pinned = False
             batch = self._next
@@ -97,6 +98,9 @@ class Ledger:
                 self._fresh_round = round
         self._out += 1
         return Loan(batch, self.size(batch), pinned)
+
+    def _is_pinned(self, batch: int) -> bool:
+        return bool(self._drops) and self._drops.get(batch, 0) >= self._pin_after
 
     def _open_epoch(self, round: int | None) -> bool:
         assert self.batches_per_epoch is not None and self._stop_at is not None

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from quorate.coordinator import DATA_USED_UP, LIMIT_REACHED
+from quorate.coordinator import DATA_USED_UP, LIMIT_REACHED, REBOUND
 from quorate.engines._in_process import InProcessEngine
 from quorate.engines.base import Job, Outcome
 from quorate.errors import BadInput, ReplayMismatch
-from quorate.events import Abandoned, Arrived, Event, Refused, Ticket, Timer, WorkerJoined, WorkerLost
+from quorate.events import Abandoned, Arrived, Event, Rebound, Refused, Ticket, Timer, WorkerJoined, WorkerLost
 from quorate.learner import Learning
-from quorate.ledger import Ledger
+from quorate.ledger import Ledger, Loan
 from quorate.limits import Limits
 from quorate.noise import Norms
 from quorate.policies import make_policy
@@ -177,6 +177,8 @@ class Replayed(InProcessEngine):
             self.stop.reached = True
         if kind == "abandon":
             return Abandoned(record["time"], self._cancelled.pop(record["ticket"]), record["cancel_s"])
+        if kind == "cancel" and record["reason"] == REBOUND and record["ticket"] in self._tickets:
+            return Rebound(record["time"], self._tickets[record["ticket"]])
         if kind == "join":
             return WorkerJoined(record["time"], record["worker"])
         if kind == "lost":
@@ -192,6 +194,46 @@ class Replayed(InProcessEngine):
         if ticket is None:
             raise ReplayMismatch(f"ticket {record['ticket']} arrives in the trace, but was not in flight here")
         return ticket
+
+
+#: What a header's "batches" says where the trace alone knows who had which batch.
+RECORDED = "recorded"
+
+
+class RecordedLedger(Ledger):
+    """Lends what the trace says was lent.
+
+    Where workers take batches as they need them, which one was whose depends on when they asked; that is not in the
+    trace, but what came of it is.
+    """
+
+    def __init__(self, path: Path, samples: int | None, batch_size: int, seed: int) -> None:
+        super().__init__(samples, batch_size, None, seed)
+        self._records = read_trace(path)
+        self._following: dict[str, Any] | None = None
+
+    def borrow(self, round: int | None, worker: int | None = None) -> Loan | None:
+        record = self._next_loan()
+        if record is None or record["worker"] != worker:
+            said = "ends" if record is None else f"goes on with worker {record['worker']}"
+            raise ReplayMismatch(f"the replay starts worker {worker} where the trace {said}")
+        if record["event"] == "exhausted":
+            return None
+        self._following = self._next_loan()
+        pinned = self._following is not None and self._following["event"] == "pin"
+        if pinned:
+            self._following = None
+        return Loan(record["batch"], record["samples"], pinned)
+
+    def _next_loan(self) -> dict[str, Any] | None:
+        if self._following is not None:
+            record, self._following = self._following, None
+            return record
+        return next((record for record in self._records if record["event"] in ("start", "exhausted", "pin")), None)
+
+    def close(self) -> None:
+        """Let go of the trace."""
+        self._records.close()
 
 
 class Comparison(LineRecorder):
@@ -277,10 +319,12 @@ def replay(path: str | Path, task: Any = None, *, gradients: bool | None = None,
             )
     options = dict(header["policy"])
     policy = make_policy(options.pop("name"), **options)
+    data = header["samples"], header["batch_size"]
+    recorded = RecordedLedger(path, *data, header["seed"]) if header.get("batches") == RECORDED else None
     job = Job(
         task=bound,
         policy=policy,
-        ledger=Ledger(header["samples"], header["batch_size"], header["epochs"], header["seed"]),
+        ledger=recorded or Ledger(*data, header["epochs"], header["seed"]),
         learning=Learning(**header["learning"]),
         seed=header["seed"],
     )
@@ -293,5 +337,9 @@ def replay(path: str | Path, task: Any = None, *, gradients: bool | None = None,
     engine = Replayed(path, header, stop, device or header["engine"].get("device") or "cpu")
     comparison = Comparison(path, gradients)
     manner = Manner(patience_s=math.inf, recorders=(comparison,), stop=engine.stop)
-    result = run(job, engine, limits, None, manner)
+    try:
+        result = run(job, engine, limits, None, manner)
+    finally:
+        if recorded is not None:
+            recorded.close()
     return Replay(result, comparison.lines, gradients)

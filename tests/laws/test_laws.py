@@ -203,10 +203,10 @@ class Resumed(Policy):
 class ResumedLedger(Ledger):
     """Goes through JSON text and a fresh object before every loan."""
 
-    def borrow(self, round: int | None) -> Loan | None:
+    def borrow(self, round: int | None, worker: int | None = None) -> Loan | None:
         fresh = Ledger(self.samples, self.batch_size, self.epochs, self.seed)
         fresh.restore(json.loads(json.dumps(self.state())))
-        loan = fresh.borrow(round)
+        loan = fresh.borrow(round, worker)
         self.restore(fresh.state())
         return loan
 
