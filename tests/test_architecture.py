@@ -31,6 +31,7 @@ FLOW = [
     ("replaying",),
     ("planning",),
     ("reporting",),
+    ("parallel",),
     ("_public", "__init__"),
     ("cli", "__main__"),
 ]

@@ -28,8 +28,10 @@ from quorate.checkpoint import (
     CHECKPOINTS,
     BackgroundWriter,
     CheckpointFolder,
+    Damaged,
     check_can_save,
     check_same_tensors,
+    state_in,
 )
 from quorate.errors import BadInput
 
@@ -850,3 +852,33 @@ def test_any_other_fault_surfaces_once(tmp_path: Path) -> None:
     writer.submit(3, {})
     with pytest.raises(AssertionError, match="no one listens"):
         writer.finish()
+
+
+# ------------------------------------------------------------ left to the kernel
+
+
+def test_what_is_left_to_the_kernel_waits_for_no_disk_and_a_durable_one_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(tmp_path, 1, 2)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("it waited for the disk"))
+    for version in (3, 4, 5):
+        folder.save(version, some_state(version), durable=False)
+    assert folder.versions() == [2, 4, 5]
+    assert same(folder.load().state, some_state(5))
+    monkeypatch.undo()
+    folder.save(6, some_state(6))
+    assert folder.versions() == [5, 6]
+    folder.save(4, some_state(4), durable=False)  # the run went back: what stays must not be newer
+    assert folder.versions() == [4]
+
+
+def test_the_files_of_one_can_be_sent_elsewhere(tmp_path: Path) -> None:
+    folder = made(tmp_path, 1, 2)
+    assert same(state_in(folder.content(1)), some_state(1))
+    tensors = folder.folder / "00000002" / "tensors.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    with pytest.raises(Damaged, match=r"tensors\.safetensors: it has \d+ bytes instead of"):
+        folder.content(2)
+    with pytest.raises(Damaged, match=r"manifest\.json: it is missing"):
+        folder.content(3)

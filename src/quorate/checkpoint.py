@@ -32,10 +32,12 @@ __all__ = [
     "CHECKPOINTS",
     "BackgroundWriter",
     "CheckpointFolder",
+    "Damaged",
     "Loaded",
     "check_can_save",
     "check_same_tensors",
     "save_or_explain",
+    "state_in",
 ]
 
 CHECKPOINTS = "checkpoints"
@@ -58,7 +60,7 @@ class Loaded:
     damaged: tuple[str, ...]
 
 
-class _Damaged(Exception):  # noqa: N818
+class Damaged(Exception):  # noqa: N818
     """A checkpoint is not as it was written: the message names the file and what is wrong with it."""
 
 
@@ -67,6 +69,7 @@ class CheckpointFolder:
 
     def __init__(self, run: Path) -> None:
         self.folder = run / CHECKPOINTS
+        self._durable: int | None = None  # the newest that would survive a crash of the machine, if one is known
 
     def versions(self) -> list[int]:
         """The versions that were once complete, oldest first; whether they still are, `load` finds out."""
@@ -77,34 +80,39 @@ class CheckpointFolder:
     def prepare(self) -> None:
         """Called before a checkpoint is written: what it refers to must be on disk."""
 
-    def save(self, version: int, state: dict[str, Any]) -> Path:
+    def save(self, version: int, state: dict[str, Any], *, durable: bool = True) -> Path:
         """Write a checkpoint; on return it is on disk. On an OSError all is as it was before.
 
         Kept are this one and the one before it. A higher version, if there is one, goes: the run went back
         behind it, because it was damaged or by choice, and `load` must not prefer it to what the run does now.
+
+        durable: a checkpoint that is not is left to the kernel to bring to disk. The death of any process does not
+        harm it, a crash of the machine may; so the newest that is durable is kept, too.
         """
         name = _name(check_at_least("version", version, 0))
         packed, tensors = pack(state)
         find_safetensors()
         temporary, final = self.folder / f"{_WRITING}{name}-{os.getpid()}", self.folder / name
         try:
-            _make_folders(temporary)
+            _make_folders(temporary, durable)
             text = json.dumps(packed, allow_nan=False, ensure_ascii=False)
-            _write_bytes(temporary / STATE, text.encode("utf-8", "surrogatepass"))
+            _write_bytes(temporary / STATE, text.encode("utf-8", "surrogatepass"), durable)
             store(temporary / TENSORS, tensors)
             # safetensors makes its file private; the others have the mode that the user's umask asks for.
             shutil.copymode(temporary / STATE, temporary / TENSORS)
-            _fsync(temporary / TENSORS)
-            _write_bytes(temporary / MANIFEST, _manifest(temporary, version))
-            _fsync(temporary)
-            self._publish(temporary, final)
+            _fsync(temporary / TENSORS, durable)
+            _write_bytes(temporary / MANIFEST, _manifest(temporary, version), durable)
+            _fsync(temporary, durable)
+            self._publish(temporary, final, durable)
         except BaseException:
             _remove_tree(temporary)
             raise
+        if durable:
+            self._durable = version
         self._remove_old(version)
         return final
 
-    def _publish(self, temporary: Path, final: Path) -> None:
+    def _publish(self, temporary: Path, final: Path, durable: bool) -> None:
         """Give a complete checkpoint its name; at every moment it or the one it replaces can be loaded."""
         replaced = self.folder / f"{_REPLACED}{final.name}-{os.getpid()}"
         if final.exists():
@@ -112,7 +120,7 @@ class CheckpointFolder:
             _rename(final, replaced)
         try:
             _rename(temporary, final)
-            _fsync(self.folder)
+            _fsync(self.folder, durable)
         except OSError:
             # What cannot be undone either does no harm: both folders are complete, and `load` knows both names.
             with suppress(OSError):
@@ -125,6 +133,8 @@ class CheckpointFolder:
     def _remove_old(self, newest: int) -> None:
         finished = self._finished()
         kept = sorted(version for version in finished if version <= newest)[-KEPT:]
+        if self._durable is not None and self._durable <= newest:
+            kept.append(self._durable)
         for version in finished.keys() - kept:
             self._discard(finished[version])
 
@@ -166,12 +176,16 @@ class CheckpointFolder:
         damaged: list[str] = []
         for version in sorted(finished, reverse=True):
             try:
-                state = _read(finished[version], version)
-            except _Damaged as fault:
+                state = state_in(_content_of(finished[version], version))
+            except Damaged as fault:
                 damaged.append(f"checkpoint {_name(version)} is damaged ({fault})")
                 continue
             return Loaded(version, state, tuple(f"{one}; fell back to {_name(version)}" for one in damaged))
         raise BadInput(f"the folder {str(self.folder)!r} holds no sound checkpoint: {'; '.join(damaged)}")
+
+    def content(self, version: int) -> dict[str, bytes]:
+        """The files of one checkpoint as they are, to be sent elsewhere; `Damaged` if they are not as written."""
+        return _content_of(self._finished().get(version, self.folder / _name(version)), version)
 
     def _finished(self) -> dict[int, Path]:
         """Where each version is. A replaced one counts as long as nothing has taken its place."""
@@ -262,19 +276,19 @@ def _name(version: int) -> str:
     return f"{version:08d}"
 
 
-def _make_folders(temporary: Path) -> None:
+def _make_folders(temporary: Path, durable: bool) -> None:
     """An empty folder to write into. In a container every process may have the same number, hence the same name."""
     folder = temporary.parent
     if not folder.is_dir():
         folder.mkdir(parents=True)
-        _fsync(folder.parent)
+        _fsync(folder.parent, durable)
     _remove_tree(temporary)
     temporary.mkdir()
 
 
-def _write_bytes(file: Path, data: bytes) -> None:
+def _write_bytes(file: Path, data: bytes, durable: bool) -> None:
     file.write_bytes(data)
-    _fsync(file)
+    _fsync(file, durable)
 
 
 def _manifest(folder: Path, version: int) -> bytes:
@@ -287,8 +301,10 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _fsync(path: Path) -> None:
-    """Bring a file, or the names in a folder, from the memory of the kernel to the disk."""
+def _fsync(path: Path, durable: bool) -> None:
+    """Bring a file, or the names in a folder, from the memory of the kernel to the disk; unless it may wait."""
+    if not durable:
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -307,15 +323,19 @@ def _remove_tree(folder: Path) -> None:
 # ------------------------------------------------------------ steps of reading
 
 
-def _read(checkpoint: Path, version: int) -> dict[str, Any]:
-    """The state in a checkpoint, after everything about it was verified."""
+def _content_of(checkpoint: Path, version: int) -> dict[str, bytes]:
+    """The files of a checkpoint, after their sizes and checksums were verified."""
     with _blaming(MANIFEST):
         manifest = json.loads(_content(checkpoint / MANIFEST))
         _check_schema(checkpoint, manifest["schema"])
         if manifest["version"] != version:
-            raise _Damaged(f"{MANIFEST}: it is of another version")
+            raise Damaged(f"{MANIFEST}: it is of another version")
         records = {name: (manifest["files"][name]["bytes"], manifest["files"][name]["sha256"]) for name in FILES}
-    content = {name: _verified(checkpoint / name, *record) for name, record in records.items()}
+    return {name: _verified(checkpoint / name, *record) for name, record in records.items()}
+
+
+def state_in(content: dict[str, bytes]) -> dict[str, Any]:
+    """The state in the files of a checkpoint; its tensors are in main memory."""
     with _blaming(TENSORS):
         tensors = tensors_in(content[TENSORS])
     with _blaming(STATE):
@@ -330,17 +350,17 @@ def _blaming(name: str) -> Iterator[None]:
     """Whatever goes wrong with what a file holds means that the file is damaged: bytes can be bad in any way."""
     try:
         yield
-    except (_Damaged, BadInput):
+    except (Damaged, BadInput):
         raise
     except OSError as fault:
-        raise _Damaged(f"{name}: {fault.strerror or fault}") from fault
+        raise Damaged(f"{name}: {fault.strerror or fault}") from fault
     except Exception as fault:
-        raise _Damaged(f"{name}: it cannot be understood ({type(fault).__name__})") from fault
+        raise Damaged(f"{name}: it cannot be understood ({type(fault).__name__})") from fault
 
 
 def _check_schema(checkpoint: Path, schema: Any) -> None:
     if type(schema) is not int or schema < SCHEMA:
-        raise _Damaged(f"{MANIFEST}: {schema!r} is no schema")
+        raise Damaged(f"{MANIFEST}: {schema!r} is no schema")
     if schema > SCHEMA:  # not damaged, and to fall back would throw good work away
         raise BadInput(
             f"the checkpoint {str(checkpoint)!r} is of schema {schema}, but this release reads only {SCHEMA}; "
@@ -351,14 +371,14 @@ def _check_schema(checkpoint: Path, schema: Any) -> None:
 def _verified(file: Path, size: Any, sha256: Any) -> bytes:
     with _blaming(file.name):
         if file.is_file() and file.stat().st_size != size:
-            raise _Damaged(f"{file.name}: it has {file.stat().st_size} bytes instead of {size!r}")
+            raise Damaged(f"{file.name}: it has {file.stat().st_size} bytes instead of {size!r}")
         content = _content(file)
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise _Damaged(f"{file.name}: its checksum differs")
+            raise Damaged(f"{file.name}: its checksum differs")
         return content
 
 
 def _content(file: Path) -> bytes:
     if not file.is_file():
-        raise _Damaged(f"{file.name}: it is missing")
+        raise Damaged(f"{file.name}: it is missing")
     return file.read_bytes()

@@ -1,0 +1,1 @@
+"""Training scripts under torchrun: `DataParallel`, what it hands out, and what it saves."""

@@ -1,0 +1,134 @@
+"""Where a restarted script goes on: from the newest checkpoint that any of its processes can see.
+
+Each process looks into its own folder, which may be a disk they share or one that each machine has for itself. The one
+with the newest version reads it and sends its bytes to all. So it does not matter where worker 0 is this time, nor how
+many processes there are. What is sent are numbers and the checkpoint's own bytes, nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from quorate.checkpoint import FILES, CheckpointFolder, Damaged, Loaded, state_in
+from quorate.checkpointing import warn
+from quorate.errors import BadInput
+from quorate.parallel.saving import Saver
+
+T = TypeVar("T")
+#: Sent at a time, so that a large model needs no second copy of itself on a GPU.
+CHUNK_BYTES = 1 << 26
+_NONE = -1  # as a version: no checkpoint
+
+
+class Together:
+    """What the processes of a group tell each other when they start: whole numbers, bytes, and troubles.
+
+    device: where the group's tensors must be; a group of NCCL takes only those of a GPU.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
+        self._group, self._device = group, torch.device(device)
+        self.worker, self._workers = dist.get_rank(group), dist.get_world_size(group)
+
+    def numbers(self, mine: int) -> list[int]:
+        """The number of each process."""
+        own = torch.tensor([mine], dtype=torch.int64, device=self._device)
+        others = [torch.empty_like(own) for _ in range(self._workers)]
+        dist.all_gather(others, own, group=self._group)
+        return [int(one) for one in others]
+
+    def sent(self, content: bytes | None, source: int) -> bytes:
+        """The bytes that one process has, on all of them."""
+        length = self._broadcast(torch.tensor([len(content or b"")], dtype=torch.int64), source)
+        received = bytearray(int(length))
+        if content is not None:
+            received[:] = content
+        for start in range(0, len(received), CHUNK_BYTES):
+            chunk = torch.frombuffer(
+                received, dtype=torch.uint8, offset=start, count=min(CHUNK_BYTES, len(received) - start)
+            )
+            chunk.copy_(self._broadcast(chunk, source))
+        return bytes(received)
+
+    def _broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        moved = tensor.to(self._device)
+        dist.broadcast(moved, group=self._group, group_src=source)
+        return moved
+
+    def all_or_none(self, work: Callable[[], T]) -> T:
+        """Do something that may be refused on one process only: it is then refused on all, and nobody waits in vain."""
+        done: list[T] = []
+        trouble: BadInput | None = None
+        try:
+            done.append(work())
+        except BadInput as refusal:
+            trouble = refusal
+        refusing = [worker for worker, refused in enumerate(self.numbers(int(trouble is not None))) if refused]
+        if not refusing:
+            return done[0]
+        sentence = self.sent(str(trouble).encode() if self.worker == refusing[0] else None, refusing[0]).decode()
+        if trouble is not None:
+            raise trouble
+        raise BadInput(f"process {refusing[0]}: {sentence}")
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where a script goes on: the version, and what the caller had added to its checkpoint."""
+
+    version: int
+    extra: dict[str, Any]
+
+
+def start_saving(make: Callable[[], Saver], together: Together) -> tuple[Saver, Resumed | None]:
+    """Make the saver of each process, and bring all of them to the newest checkpoint, if there is one."""
+    saver = together.all_or_none(make)
+    loaded = newest_of_all(saver.folder, together)
+    if loaded is None:
+        return saver, None
+    return saver, Resumed(loaded.version, together.all_or_none(lambda: saver.restore(loaded)))
+
+
+def newest_of_all(folder: CheckpointFolder, together: Together) -> Loaded | None:
+    """The newest sound checkpoint that any process sees, on all of them; None where nobody sees one."""
+    versions = together.all_or_none(lambda: _versions(folder))
+    while True:
+        everybodys = together.numbers(versions[-1] if versions else _NONE)
+        newest = max(everybodys)
+        if newest == _NONE:
+            return None
+        source = everybodys.index(newest)
+        is_mine = together.worker == source
+        content = together.all_or_none(lambda: _read(folder, newest) if is_mine else None)  # noqa: B023
+        if together.numbers(int(content is not None))[source]:
+            files = {name: together.sent(content[name] if content else None, source) for name in FILES}
+            return Loaded(newest, state_in(files), ())
+        if is_mine:
+            versions.pop()
+
+
+def _versions(folder: CheckpointFolder) -> list[int]:
+    try:
+        return folder.versions()
+    except OSError as fault:
+        raise BadInput(
+            f"the folder {str(folder.folder)!r} cannot be read ({fault.strerror or fault}); "
+            "give checkpoint= another one"
+        ) from fault
+
+
+def _read(folder: CheckpointFolder, version: int) -> dict[str, bytes] | None:
+    """The files of a checkpoint, if it is sound; else whoever runs this is told."""
+    try:
+        content = folder.content(version)
+        state_in(content)
+    except Damaged as fault:
+        warn(f"checkpoint {version:08d} in {str(folder.folder)!r} is damaged ({fault}); an earlier one will be used")
+        return None
+    return content
