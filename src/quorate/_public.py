@@ -6,13 +6,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.engines import Engine, Local, Ray, Simulated
-from quorate.errors import BadInput, Diverged, LearnerLost, QuorateError, QuorumLost, ReplayMismatch, WorkerFailed
+from quorate.engines.collective.receipts import Receipt
+from quorate.errors import (
+    BadInput,
+    Diverged,
+    LearnerLost,
+    ProcessLost,
+    QuorateError,
+    QuorumLost,
+    ReplayMismatch,
+    WorkerFailed,
+)
 from quorate.faults import Fault, Faults, parse_faults
 from quorate.latency import Latency, parse_latency
 from quorate.learner import Learning
 from quorate.measuring import Measuring, measure
 from quorate.metrics import Metrics, metrics_of
 from quorate.network import Network, parse_network
+from quorate.parallel.data_parallel import DataParallel
 from quorate.policies import (
     AdaptiveBackup,
     Async,
@@ -54,6 +65,7 @@ __all__ = [
     "BackupSync",
     "BadInput",
     "BoundedStaleness",
+    "DataParallel",
     "Deadline",
     "Delayed",
     "Diverged",
@@ -71,10 +83,12 @@ __all__ = [
     "Metrics",
     "Network",
     "Policy",
+    "ProcessLost",
     "Progress",
     "QuorateError",
     "QuorumLost",
     "Ray",
+    "Receipt",
     "Recorder",
     "Replay",
     "ReplayMismatch",

@@ -32,6 +32,10 @@ class LearnerLost(QuorateError, RuntimeError):  # noqa: N818
     run_was_over: str | None = None
 
 
+class ProcessLost(QuorateError, RuntimeError):  # noqa: N818
+    """A process of a training script under torchrun is gone, and the others cannot go on without it."""
+
+
 class ReplayMismatch(QuorateError, RuntimeError):  # noqa: N818
     """A replayed run decided otherwise than the recorded one."""
 

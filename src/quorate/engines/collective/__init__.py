@@ -1,0 +1,1 @@
+"""torch.distributed collectives: replicated parameters, gradients averaged by all-reduce."""

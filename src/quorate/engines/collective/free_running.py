@@ -1,0 +1,178 @@
+"""Rounds in which every process takes part: full sync, and sync with a delay.
+
+Nothing has to be decided, so buckets leave during backward, the most urgent first, and the update of iteration i is
+applied before iteration i + 1 + delay. A process that has run out of batches takes part without a gradient until
+nobody has any.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from quorate.engines.collective.layout import Layout
+from quorate.engines.collective.ordering import Order
+from quorate.engines.collective.partial_steps import Hyper, PartialSteps
+from quorate.engines.collective.plane import Group, Plane
+from quorate.engines.collective.rounds import Round, describe
+
+
+class FreeRunning(Plane):
+    """The data plane of full sync (delay 0) and delayed sync.
+
+    sits_out: whether this process has no batch in a round, by number.
+    send: sends a message to all other processes.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        group: Group,
+        worker: int,
+        steps: PartialSteps,
+        *,
+        delay: int,
+        clip_norm: float | None,
+        sits_out: Callable[[int], bool],
+        send: Callable[[dict[str, Any]], None],
+    ) -> None:
+        super().__init__(layout, group, worker, steps, slots=delay + 1, clip_norm=clip_norm)
+        self.delay = delay
+        self._sits_out, self._send = sits_out, send
+        self._to_exchange: deque[Round] = deque()
+        self._stepped: deque[Round] = deque()  # not yet released
+        self._open: Round | None = None  # being filled by backward, or filled and not yet stepped
+        self._next_number = 0
+        self._finished = False
+        self._done = False
+        self._hypers: dict[int, Hyper] = {}  # by round, of rounds that this process took no part in
+
+    # ------------------------------------------------------------ the user's thread
+
+    def begin_backward(self, weight: float) -> Round | None:
+        """A backward pass gives its first gradient; None when all others have ended already.
+
+        A round that was never stepped is given up.
+        """
+        if self._open is not None:
+            self._discard(self._open)
+        self.begin_iteration()
+        if not self._done:
+            self._open = self._enter(weight)
+        return self._open
+
+    def _enter(self, weight: float) -> Round:
+        round = self._new_round(self._next_number, weight)
+        self._next_number += 1
+        with self.changed:
+            self._to_exchange.append(round)
+            self.changed.notify_all()
+        return round
+
+    def put(self, round: Round, member: int, gradient: Tensor) -> None:
+        """A gradient is computed."""
+        if round.fill(member, gradient):
+            with self.changed:
+                self.changed.notify_all()
+
+    def _discard(self, round: Round) -> None:
+        """Averaged but never stepped (a scaler that saw Inf, a second backward): its buffers are free again."""
+        self.wait_for(lambda: all(round.averaged))
+        with self.changed:
+            self._free.append(round.slot)
+            self.changed.notify_all()
+        self._open = None
+
+    def step(self, hyper: Hyper) -> Round | None:
+        """The gradients of this iteration are to be applied; gives their round, if there are any."""
+        round = self._open
+        if round is None:
+            return None
+        self._open = None
+        round.hyper = hyper
+        self._stepped.append(round)
+        self._release_all_but(self.delay)
+        if self._sits_out(self._next_number):
+            self._sit_out()  # now, so that nobody waits for it; but applied only when an iteration begins
+        return round
+
+    def begin_iteration(self) -> None:
+        """Before the first forward of an iteration: rounds that went by without this process are applied now."""
+        while self._sits_out(self._next_number) and not self._done:
+            self._sit_out()
+            self._release_all_but(self.delay)
+        self._release_all_but(self.delay)
+
+    def _sit_out(self) -> None:
+        """Take part without a gradient in a round that has no batch for this process."""
+        round = self._enter(0.0)
+        self.fill_up(round, lambda member: None)
+        self._stepped.append(round)
+
+    def _release_all_but(self, count: int) -> None:
+        while len(self._stepped) > count:
+            self._release(self._stepped.popleft())
+
+    def gradient(self, round: Round, member: int) -> Tensor:
+        """The average of a gradient of this iteration, once it is there."""
+        number = self.layout.bucket_of[member]
+        # Once its update is released the buffer is in use until the update is applied.
+        self.wait_for(lambda: round.applied[number] if round.released else round.averaged[number])
+        average = round.averages(number).get(member)
+        return average if average is not None else self.layout.tensor(member).new_zeros(())
+
+    def finish(self) -> None:
+        """Bring nothing more; returns when nobody does."""
+        if self._open is not None:
+            self._discard(self._open)
+        self._release_all_but(0)
+        with self.changed:
+            self._finished = True
+            self.changed.notify_all()
+        self.wait_for(lambda: self._done)
+        self.synchronize()
+        self._end()
+
+    def heard_hyper(self, number: int, hyper: Hyper) -> None:
+        """A process that contributed to a round says how to apply it."""
+        with self.changed:
+            self._hypers[number] = hyper
+            self.changed.notify_all()
+
+    # ------------------------------------------------------------ the other threads
+
+    def _communicate(self) -> None:
+        while True:
+            self.wait_for(lambda: self._to_exchange or self._finished)
+            alone = not self._to_exchange
+            if alone:
+                round = self._new_round(self._next_number, 0.0)
+                self._next_number += 1
+                self.fill_up(round, lambda member: None)
+            else:
+                with self.changed:
+                    round = self._to_exchange.popleft()
+            self._exchange(round, Order(self.layout.buckets, self.layout.urgency))
+            if alone:
+                self._release(round)
+            if round.total == 0:
+                break  # nobody has anything left
+        with self.changed:
+            self._done = True
+            self.changed.notify_all()
+
+    def _hyper_of(self, round: Round) -> Hyper:
+        if round.hyper is None:
+            self.wait_for(lambda: round.number in self._hypers)
+            with self.changed:
+                round.hyper = self._hypers.pop(round.number)
+        elif len(round.contributors()) < self.layout.header.workers and round.contributors()[0] == self.worker:
+            groups = [{key: describe(value) for key, value in group.items()} for group in round.hyper]
+            self._send({"kind": "hyper", "round": round.number, "hyper": groups})
+        return round.hyper
+
+    def _joined_for(self, round: Round) -> dict[int, Tensor] | None:
+        return self._joined if self.delay else None

@@ -1,0 +1,122 @@
+"""One round of gradients in one process: from the first that is computed to the update that is applied."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+from torch import Tensor
+
+from quorate.engines.collective.layout import Layout, Piece
+from quorate.engines.collective.marks import Mark, mark, wait_for
+from quorate.engines.collective.partial_steps import Hyper
+from quorate.engines.collective.slots import Slot
+
+
+class Round:
+    """What this process knows of a round. Its lists go by bucket.
+
+    weight: what this process's gradient counts; 0: it takes part without one.
+    """
+
+    def __init__(self, number: int, slot: Slot, layout: Layout, worker: int, weight: float) -> None:
+        self.number, self.slot, self.weight = number, slot, weight
+        self._layout, self._worker = layout, worker
+        count = len(layout.buckets)
+        self.ready = [False] * count
+        self.averaged = [False] * count
+        self.applied = [False] * count
+        self.hyper: Hyper | None = None  # as they were at step(); None: whoever contributed says
+        self.released = False  # the update may be applied
+        self.release_mark: Mark = None
+        self.weights: list[float] = []  # by worker, once the first piece is back
+        self._filled: set[int] = set()
+        self._missing = [len(bucket.members) for bucket in layout.buckets]
+        self._used: dict[int, bool] = {}
+        self._pieces_back = [0] * count
+        self._ready_marks: list[Mark] = [None] * count
+        self._back_marks: list[Mark] = [None] * count
+        self._averages: dict[int, dict[int, Tensor]] = {}
+        self._averaging = Lock()
+
+    # ------------------------------------------------------------ gradients in
+
+    def fill(self, member: int, gradient: Tensor | None) -> bool:
+        """Put in a gradient, or that there is none; gives whether its bucket is complete now."""
+        if member in self._filled:
+            return False
+        self._filled.add(member)
+        if gradient is None:
+            self.slot.clear(member)
+        else:
+            self.slot.fill(member, gradient, self.weight)
+            self._used[member] = True
+        number = self._layout.bucket_of[member]
+        self._missing[number] -= 1
+        if self._missing[number]:
+            return False
+        self._ready_marks[number] = mark(self._layout.buckets[number].device)
+        self.ready[number] = True
+        return True
+
+    def unfilled(self) -> list[int]:
+        return [member for bucket in self._layout.buckets for member in bucket.members if member not in self._filled]
+
+    # ------------------------------------------------------------ out and back
+
+    def leave(self, piece: Piece) -> Tensor:
+        """What to add up over all workers."""
+        wait_for(self._ready_marks[piece.bucket])
+        bucket, layout = self._layout.buckets[piece.bucket], self._layout
+        numbers = [0.0] * layout.header.workers
+        numbers[self._worker] = self.weight
+        numbers += [0.0 if ready else 1.0 for ready in self.ready]
+        numbers += [1.0 if member in self._used else 0.0 for member in bucket.members]
+        header = self.slot.header(piece)
+        header.copy_(header.new_tensor(numbers))
+        return self.slot.travelling(piece)
+
+    def back(self, piece: Piece) -> tuple[list[float], bool]:
+        """A piece's sums are there; gives by bucket how many were not ready, and whether its bucket is complete."""
+        header, layout = self.slot.header(piece), self._layout
+        numbers: list[float] = header.tolist()  # on a GPU this waits for the sums
+        if not self.weights:
+            self.weights = numbers[: layout.header.workers]
+        bucket = layout.buckets[piece.bucket]
+        used = numbers[layout.header.workers + layout.header.buckets :]
+        for member, count in zip(bucket.members, used, strict=True):
+            if count > 0:
+                self._used[member] = True
+        self._pieces_back[piece.bucket] += 1
+        complete = self._pieces_back[piece.bucket] == len(bucket.pieces)
+        if complete:
+            self._back_marks[piece.bucket] = mark(bucket.device)
+        not_ready = numbers[layout.header.workers : layout.header.workers + layout.header.buckets]
+        return not_ready, complete
+
+    @property
+    def total(self) -> float:
+        """What all gradients weigh together; 0: nobody contributed."""
+        return sum(self.weights)
+
+    def contributors(self) -> list[int]:
+        return [worker for worker, weight in enumerate(self.weights) if weight > 0]
+
+    # ------------------------------------------------------------ averages out
+
+    def averages(self, number: int, into: dict[int, Tensor] | None = None) -> dict[int, Tensor]:
+        """The averages of a bucket by member, made when first asked for; only of members that anybody used."""
+        with self._averaging:
+            wait_for(self._back_marks[number])
+            known = self._averages.get(number)
+            if known is None:
+                known = self.slot.average(self._layout.buckets[number], self.total, into)
+                known = self._averages[number] = {
+                    member: average for member, average in known.items() if self._used.get(member)
+                }
+            return known
+
+
+def describe(value: Any) -> Any:
+    """A hyperparameter as JSON can carry it."""
+    return float(value) if isinstance(value, Tensor) else value
