@@ -1,0 +1,181 @@
+"""Every process's end of the control plane: its connection to worker 0."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from quorate.engines.collective.control.addresses import connect, read_meeting
+from quorate.engines.collective.control.connection import Connection, keep_from_children
+from quorate.engines.collective.control.hub import ARRIVAL_S, BEAT, BEAT_S, BYE
+from quorate.engines.collective.control.wire import Message, NoMessage
+from quorate.errors import ProcessLost, QuorateError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+_LAST_WORDS_S = 2.0
+_REMEDY = "no further version can be made; start again, or let torchrun do so (--max-restarts) from a checkpoint"
+
+
+class Link:
+    """Connects to worker 0 when it is made; a thread of its own hears what comes.
+
+    on_message: called in that thread with each message but beats; it must not wait for anything.
+    on_failure: called in that thread, at most once: a process is gone, and with it the run.
+    patience_s: how long worker 0 may be silent.
+    arrival_s: how long worker 0 may take to say where it is.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        store: Store,
+        on_message: Callable[[Message], None],
+        on_failure: Callable[[QuorateError], None],
+        patience_s: float = 60.0,
+        *,
+        arrival_s: float = ARRIVAL_S,
+    ) -> None:
+        self.worker = worker
+        self._on_message, self._on_failure = on_message, on_failure
+        self._patience_s = patience_s
+        self._beat_s = min(BEAT_S, patience_s / 4)
+        self._has_finished = False
+        self._may_end = False  # the run is over for this process: that the connection ends is no failure
+        self._close_by: float | None = None
+        self._has_said_goodbye = False
+        self._meeting = read_meeting(store, arrival_s)
+        self._connection = Connection(connect(self._meeting, worker))
+        self._wake_up, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        for sock in (self._wake_up, self._woken):
+            keep_from_children(sock).setblocking(False)
+        self._selector.register(self._connection.sock, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        try:
+            first = self._introduce()
+        except BaseException:
+            self._release()
+            raise
+        self._thread = threading.Thread(target=self._listen, args=(first,), name=f"quorate-link-{worker}", daemon=True)
+        self._thread.start()
+
+    @property
+    def _hub(self) -> str:
+        return f"worker 0 (pid {self._meeting.pid} on {self._meeting.host})"
+
+    def _introduce(self) -> list[Message]:
+        """Show the token and wait to be let in; gives what was said after that."""
+        here = {"worker": self.worker, "pid": os.getpid(), "host": socket.gethostname()}
+        self._connection.send({"kind": "hello", **here, "token": self._meeting.token})
+        until = monotonic() + self._patience_s
+        while (left_s := until - monotonic()) > 0:
+            self._selector.select(left_s)
+            try:
+                messages = self._connection.receive()
+            except NoMessage as error:
+                raise ProcessLost(f"what answers at the address of {self._hub} is not it ({error})") from None
+            if messages is None:
+                raise ProcessLost(f"{self._hub} turned worker {self.worker} away: its place is taken, or all is over")
+            if messages:
+                return messages[1:]  # the first is the welcome
+        raise ProcessLost(f"{self._hub} does not answer")
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send to worker 0, from any thread, without waiting."""
+        self._has_finished |= kind == "finished"
+        if self._connection.send({"kind": kind, **fields}):
+            self._wake()
+
+    def close(self) -> None:
+        """End the connection. After `finished` nobody minds; without it, this process counts as lost."""
+        if self._close_by is None:
+            self._may_end = True
+            if self._has_finished:
+                self._connection.send(BYE)
+            self._close_by = monotonic() + _LAST_WORDS_S
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # ------------------------------------------------------------ the thread
+
+    def _listen(self, first: list[Message]) -> None:
+        try:
+            failure = self._take_in(first)
+            beat_at = monotonic()
+            while failure is None and not self._is_done():
+                before = monotonic()
+                failure = self._attend(max(0.0, min(beat_at, self._close_by or beat_at) - before))
+                if monotonic() >= beat_at:
+                    if not self._has_said_goodbye:
+                        self._connection.send(BEAT)
+                    beat_at = monotonic() + self._beat_s
+                # What had come by `before` has been read by now: a process that was itself asleep notices nothing.
+                if failure is None and before - self._connection.heard_at > self._patience_s:
+                    failure = ProcessLost(f"{self._hub} has been silent for {self._patience_s:g} s: {_REMEDY}")
+            if failure is not None and not self._may_end:
+                self._may_end = True
+                self._on_failure(failure)
+        finally:
+            self._release()
+
+    def _is_done(self) -> bool:
+        """Whether this side has closed, and the other has had time to do so too."""
+        if self._close_by is None:
+            return False
+        if not self._has_said_goodbye and not self._connection.has_unsent:
+            self._has_said_goodbye = True
+            self._connection.end_sending()
+        return monotonic() >= self._close_by
+
+    def _attend(self, timeout_s: float) -> QuorateError | None:
+        """Hear what comes within this time; gives what ends the connection, if something does."""
+        connection = self._connection
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_unsent else 0)
+        self._selector.modify(connection.sock, events)
+        for key, mask in self._selector.select(timeout_s):
+            if key.fileobj is self._woken:
+                with suppress(BlockingIOError):
+                    self._woken.recv(4096)
+                continue
+            if mask & selectors.EVENT_WRITE:
+                connection.flush()
+            if not mask & selectors.EVENT_READ:
+                continue
+            try:
+                messages = connection.receive()
+            except NoMessage as error:
+                return ProcessLost(f"{self._hub} sent what is no control message ({error})")
+            if messages is None:
+                return ProcessLost(f"{self._hub} died: {_REMEDY}")
+            return self._take_in(messages)
+        return None
+
+    def _take_in(self, messages: list[Message]) -> QuorateError | None:
+        for message in messages:
+            kind = message["kind"]
+            if kind == "lost":
+                return ProcessLost(f"{message['why']}: {_REMEDY}")
+            if kind in ("over", "bye"):
+                self._may_end = True
+            if kind not in ("beat", "bye"):
+                self._on_message(message)
+        return None
+
+    def _release(self) -> None:
+        self._selector.close()
+        self._connection.close()
+        for sock in (self._wake_up, self._woken):
+            sock.close()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it is awake as it is, or over
+            self._wake_up.send(b"!")
