@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from quorate.checkpoint import FILES, CheckpointFolder, Damaged, Loaded, state_in
@@ -26,40 +25,44 @@ CHUNK_BYTES = 1 << 26
 _NONE = -1  # as a version: no checkpoint
 
 
+class Group(Protocol):
+    """The processes that start together, and what they can do to tell each other."""
+
+    worker: int
+
+    def gather_bytes(self, own: bytes) -> list[bytes]:
+        """What every process gave, by worker."""
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Everybody gets what one process has."""
+
+
 class Together:
     """What the processes of a group tell each other when they start: whole numbers, bytes, and troubles.
 
     device: where the group's tensors must be; a group of NCCL takes only those of a GPU.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
+    def __init__(self, group: Group, device: torch.device | str = "cpu") -> None:
         self._group, self._device = group, torch.device(device)
-        self.worker, self._workers = dist.get_rank(group), dist.get_world_size(group)
+        self.worker = group.worker
 
     def numbers(self, mine: int) -> list[int]:
         """The number of each process."""
-        own = torch.tensor([mine], dtype=torch.int64, device=self._device)
-        others = [torch.empty_like(own) for _ in range(self._workers)]
-        dist.all_gather(others, own, group=self._group)
-        return [int(one) for one in others]
+        return [int(one) for one in self._group.gather_bytes(str(mine).encode())]
 
     def sent(self, content: bytes | None, source: int) -> bytes:
         """The bytes that one process has, on all of them."""
-        length = self._broadcast(torch.tensor([len(content or b"")], dtype=torch.int64), source)
-        received = bytearray(int(length))
+        received = bytearray(self.numbers(len(content or b""))[source])
         if content is not None:
             received[:] = content
         for start in range(0, len(received), CHUNK_BYTES):
-            chunk = torch.frombuffer(
-                received, dtype=torch.uint8, offset=start, count=min(CHUNK_BYTES, len(received) - start)
-            )
-            chunk.copy_(self._broadcast(chunk, source))
+            count = min(CHUNK_BYTES, len(received) - start)
+            chunk = torch.frombuffer(received, dtype=torch.uint8, offset=start, count=count)
+            moved = chunk.to(self._device)
+            self._group.broadcast(moved, source)
+            chunk.copy_(moved)
         return bytes(received)
-
-    def _broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        moved = tensor.to(self._device)
-        dist.broadcast(moved, group=self._group, group_src=source)
-        return moved
 
     def all_or_none(self, work: Callable[[], T]) -> T:
         """Do something that may be refused on one process only: it is then refused on all, and nobody waits in vain."""
@@ -69,13 +72,13 @@ class Together:
             done.append(work())
         except BadInput as refusal:
             trouble = refusal
-        refusing = [worker for worker, refused in enumerate(self.numbers(int(trouble is not None))) if refused]
-        if not refusing:
-            return done[0]
-        sentence = self.sent(str(trouble).encode() if self.worker == refusing[0] else None, refusing[0]).decode()
+        sentences = self._group.gather_bytes(str(trouble or "").encode())
         if trouble is not None:
             raise trouble
-        raise BadInput(f"process {refusing[0]}: {sentence}")
+        for worker, sentence in enumerate(sentences):
+            if sentence:
+                raise BadInput(f"process {worker}: {sentence.decode()}")
+        return done[0]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ it waits for the disk (`settle`). So at most one version is made beyond what is 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
@@ -65,6 +66,7 @@ class Saver:
         self._writer = BackgroundWriter(self.folder, self._failed, self._saved)
         self._copies = _Copies()
         self._noted: tuple[int, dict[str, Any], dict[str, Tensor]] | None = None
+        self._settling = threading.Lock()
         self._has_warned = False
 
     @property
@@ -103,7 +105,8 @@ class Saver:
 
     def settle(self) -> None:
         """Wait until the last checkpoint is written. To be called before the next version can be made."""
-        self._writer.finish()
+        with self._settling:  # asked for by the thread that computes and the one that communicates
+            self._writer.finish()
 
     def close(self) -> None:
         """Save what was reached last, and wait for it."""
