@@ -1,0 +1,137 @@
+"""The contenders: one training loop in which the line that wraps the model differs, and two bounds.
+
+The clock runs from a barrier of all hosts to the time at which the last of them is done with everything, for `Delayed`
+including the updates still under way after the last iteration: they are a k-th part in 20 or more iterations, and
+counted against us.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.network import workload
+
+CONTENDERS = {
+    "none": "no communication",
+    "comm": "all-reduce alone",
+    "blocking": "blocking SGD",
+    "ddp": "DDP",
+    "ours": "ours, FullSync",
+    "delayed1": "ours, Delayed(1)",
+    "delayed2": "ours, Delayed(2)",
+    "delayed3": "ours, Delayed(3)",
+    "ddp-small": "DDP, buckets of 1 MB",
+}
+DEFAULT = tuple(name for name in CONTENDERS if name != "ddp-small")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one contender on all hosts."""
+
+    contender: str
+    net: str
+    iterations: int
+    warmup: int = 5
+
+
+def run(given: Run) -> dict[str, Any]:
+    """Take part in a run, with torchrun's variables set; gives this host's side of the clock."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        return _communicate(given) if given.contender == "comm" else _train(given)
+    finally:
+        dist.destroy_process_group()
+
+
+def wrapped(contender: str, net: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+    """The one line that differs between contenders."""
+    if contender == "ddp":
+        return DistributedDataParallel(net)
+    if contender == "ddp-small":
+        return DistributedDataParallel(net, bucket_cap_mb=1)
+    if contender in ("none", "blocking"):
+        return net
+    import quorate  # late: the others need torch alone
+
+    policy = quorate.FullSync() if contender == "ours" else quorate.Delayed(int(contender.removeprefix("delayed")))
+    return quorate.DataParallel(net, optimizer, policy)
+
+
+def _train(given: Run) -> dict[str, Any]:
+    net = workload.model(given.net)
+    optimizer = workload.optimizer(net)
+    model = wrapped(given.contender, net, optimizer)
+    batches = workload.pictures(given.net, dist.get_rank())
+    clock = _Clock()
+    loss = torch.zeros(())
+    for i in range(given.warmup + given.iterations):
+        if i == given.warmup:
+            _wait_for_updates(model)
+            clock.start()
+        x, y = batches[i % len(batches)]
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if given.contender == "blocking":
+            average([parameter.grad for parameter in net.parameters() if parameter.grad is not None])
+        optimizer.step()
+        optimizer.zero_grad()
+    _wait_for_updates(model)
+    found = clock.stop()
+    weights = sum(float(parameter.detach().double().abs().sum()) for parameter in net.parameters())
+    if hasattr(model, "finish"):
+        model.finish()
+    return {**found, "loss": loss.item(), "weights": weights}
+
+
+def _wait_for_updates(model: nn.Module) -> None:
+    """Until nothing is under way: only ours leaves an iteration with updates still to come."""
+    if hasattr(model, "synchronize"):
+        model.synchronize()
+
+
+def average(gradients: list[Tensor]) -> None:
+    """Blocking SGD's: one flat all-reduce of all gradients."""
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for gradient, averaged in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(averaged.view_as(gradient))
+
+
+def _communicate(given: Run) -> dict[str, Any]:
+    flat = torch.zeros(workload.parameter_bytes(given.net) // 4)
+    for _ in range(given.warmup):
+        dist.all_reduce(flat)
+    clock = _Clock()
+    clock.start()
+    for _ in range(given.iterations):
+        dist.all_reduce(flat)
+    return clock.stop()
+
+
+class _Clock:
+    """When this host began and ended; hosts are namespaces of one machine, so all read the same clock."""
+
+    def start(self) -> None:
+        dist.barrier()
+        self._cpu_s = _cpu_s()
+        self._start_s = time.monotonic()
+
+    def stop(self) -> dict[str, Any]:
+        end_s = time.monotonic()
+        return {"start_s": self._start_s, "end_s": end_s, "cpu_s": _cpu_s() - self._cpu_s}
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
