@@ -34,6 +34,10 @@ BEAT = {"kind": "beat"}
 BYE = {"kind": "bye"}
 #: How long processes may take to come here: they may have other things to do before they wrap their model.
 ARRIVAL_S = 300.0
+#: Kinds that are for the processes, not for worker 0: they are passed on to all.
+_PASSED_ON = ("hyper",)
+#: What one process says to all others.
+RELAYED = ("hyper", "digest")
 _INTRODUCTION_S = 10.0  # how long somebody may stay without showing the token
 _LAST_WORDS_S = 5.0
 
@@ -57,7 +61,8 @@ class Hub:
     patience_s: how long a process may be silent. Every process says every second that it is there.
     arrival_s: how long processes may take to connect.
 
-    What processes say stands in `inbox`, and so does a loss: {"kind": "lost", "why": …}.
+    What processes say stands in `inbox`, and so does a loss: {"kind": "lost", "why": …}. What they say to each other
+    ("hyper") is passed on to all.
     """
 
     def __init__(
@@ -204,9 +209,14 @@ class Hub:
                     return
             elif message["kind"] == "bye":
                 guest.has_said_goodbye = True
+            elif message["kind"] in _PASSED_ON:
+                self.broadcast(message)
             elif message["kind"] != "beat":
                 guest.has_finished |= message["kind"] == "finished"
-                self.inbox.put((guest.connection.heard_at, guest.worker, message))
+                if message["kind"] in RELAYED:
+                    self.broadcast({**message, "worker": guest.worker})
+                else:
+                    self.inbox.put((guest.connection.heard_at, guest.worker, message))
 
     def _introduce(self, guest: _Guest, hello: Message) -> bool:
         """Let somebody in who has the token and a place that is free."""
