@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -87,6 +88,19 @@ class Resumed:
 
     version: int
     extra: dict[str, Any]
+
+
+def saving_if_asked(
+    group: Group, device: torch.device, checkpoint: str | Path | None, make: Callable[[], Saver]
+) -> tuple[Saver | None, Resumed | None]:
+    """`start_saving`, where the script gave a folder for checkpoints; it must have done so in every process."""
+    together = Together(group, device)
+    asked = together.numbers(int(checkpoint is not None))
+    if len(set(asked)) > 1:
+        raise BadInput(
+            f"process {asked.index(1)} has checkpoint=, but process {asked.index(0)} has not; give it in every process"
+        )
+    return start_saving(make, together) if checkpoint is not None else (None, None)
 
 
 def start_saving(make: Callable[[], Saver], together: Together) -> tuple[Saver, Resumed | None]:

@@ -66,6 +66,7 @@ class Saver:
         self._writer = BackgroundWriter(self.folder, self._failed, self._saved)
         self._copies = _Copies()
         self._noted: tuple[int, dict[str, Any], dict[str, Tensor]] | None = None
+        self._last = 0  # the version last reached
         self._settling = threading.Lock()
         self._has_warned = False
 
@@ -77,14 +78,20 @@ class Saver:
     # ------------------------------------------------------------ saving
 
     def is_due(self, version: int) -> bool:
-        return version % self.every == 0
+        """Whether a version is to be saved; some may have gone by without this process."""
+        return version // self.every > self._last // self.every
 
     def reached(self, version: int, extra: dict[str, Any] | None = None) -> None:
         """A version is made here that is to be saved: note what the script will change before `take`.
 
         That is the randomness, of which the next batch may take some, and what the caller adds (its sampler's place).
         """
-        self._noted = (version, dict(extra or {}), random_state())
+        self._noted, self._last = (version, dict(extra or {}), random_state()), version
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a version was reached that is not copied yet."""
+        return self._noted is not None
 
     def take(self) -> None:
         """Copy the version last reached, if it is not saved yet; the copy is written while the script goes on."""
@@ -162,6 +169,7 @@ class Saver:
         random = state["random"] if self.worker == 0 else self._randomness.load(loaded.version)
         if random is not None:
             set_random_state(random)
+        self._last = loaded.version
         extra: dict[str, Any] = state["extra"]
         return extra
 
