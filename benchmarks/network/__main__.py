@@ -57,6 +57,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, metavar="N", help="timed in a run (default 20; 10 with --quick)")
     parser.add_argument("--quick", action="store_true", help="ratio 1 unless --ratio, one repeat, no second tries")
     parser.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds for a run (default 180)")
+    parser.add_argument("--quiet", type=float, default=20.0, metavar="S", help="wait so long for others to pause")
     parser.add_argument("--no-pin", action="store_true", help="do not pin each host's processes to one core")
     parser.add_argument("--figure", type=Path, metavar="FILE.png", help="draw the bars")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
@@ -81,7 +82,13 @@ def plan(given: argparse.Namespace) -> list[tuple[str, list[float | None]]]:
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
-    effort = Effort(given.repeats, given.iterations, again=0 if given.quick else 1, timeout_s=given.timeout)
+    effort = Effort(
+        given.repeats,
+        given.iterations,
+        again=0 if given.quick else 1,
+        quiet_s=given.quiet,
+        timeout_s=given.timeout,
+    )
     rows: list[Row] = []
     with Hosts(given.hosts) as hosts, Fleet(hosts, not given.no_pin) as fleet:
         sweep = Sweep(hosts, fleet, effort)

@@ -26,7 +26,7 @@ def first_rate(sent_bytes: float, wanted_s: float) -> float:
 
 def next_rate(rate: float, measured_s: float, fixed_s: float, wanted_s: float) -> float:
     """A better rate, from what this one gave: the time above the fixed part goes with the inverse of the rate."""
-    return rate * max(measured_s - fixed_s, 0.1 * measured_s) / max(wanted_s - fixed_s, 0.1 * wanted_s)
+    return rate * max(measured_s - fixed_s, 0.1 * measured_s) / (wanted_s - fixed_s)
 
 
 def calibrate(measure_s: Callable[[float | None], float], sent_bytes: float, wanted_s: float) -> Calibrated:
@@ -43,7 +43,7 @@ def calibrate(measure_s: Callable[[float | None], float], sent_bytes: float, wan
         found.append(Calibrated(rate, measure_s(rate)))
         if abs(found[-1].communication_s / wanted_s - 1) <= CLOSE_ENOUGH:
             break
-        rate = next_rate(rate, found[-1].communication_s, 0.0, wanted_s)
+        rate = next_rate(rate, found[-1].communication_s, fixed_s, wanted_s)
     return min(found, key=lambda one: abs(one.communication_s / wanted_s - 1))
 
 

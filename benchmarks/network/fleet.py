@@ -179,6 +179,16 @@ class Fleet:
         self._processes = []
 
 
+def wait_for_quiet(most_s: float, cores: float) -> None:
+    """Until other programs have left the machine alone for half a second, or `most_s` are over."""
+    deadline = time.monotonic() + most_s
+    while time.monotonic() < deadline:
+        before, began = _machine_cpu_s(), time.monotonic()
+        time.sleep(0.5)
+        if (_machine_cpu_s() - before) / (time.monotonic() - began) <= cores:
+            return
+
+
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
     assert stream is not None
     return stream

@@ -2,7 +2,7 @@
 
 The two worlds of the local benchmark on hosts with a network: 8 processes that sleep, then compute a gradient, under
 DDP, ours with FullSync, and ours with BackupSync(6, 2), which abandons late work or lets it finish; all on the same
-draws. The limit is the mean of the order statistic of these draws (for late work that finishes: what the simulator gives
+draws. The limit is the mean of the order statistic of these draws (where late work finishes: what the simulator gives
 on them), plus the time of an all-reduce measured in the same repeat. Needs root. Exit code 1 if a contender failed.
 """
 
@@ -21,7 +21,7 @@ from benchmarks.local import workload
 from benchmarks.local.tables import draw
 from benchmarks.local.task import PeerDraws
 from benchmarks.local.turns import machine
-from benchmarks.network.fleet import Fleet, RunFailedError
+from benchmarks.network.fleet import Fleet, RunFailedError, wait_for_quiet
 from benchmarks.network.hosts import Hosts, HostsError, why_not
 from benchmarks.network.straggling import CONTENDERS, Straggle
 from benchmarks.network.sweep import NOISY_CORES, Row, middle, ratio_to, say
@@ -72,6 +72,7 @@ def _one(fleet: Fleet, given: argparse.Namespace, contender: str, case: str) -> 
     tried = []
     try:
         while len(tried) <= given.again:
+            wait_for_quiet(given.quiet, NOISY_CORES)
             tried.append(fleet.run("straggle", job, given.timeout))
             if tried[-1].noise_cores <= NOISY_CORES:
                 break
@@ -157,6 +158,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--updates", type=int, metavar="N", help="timed in a run (default 100; 30 with --quick)")
     parser.add_argument("--warmup", type=int, default=10, metavar="N", help="updates before those (default 10)")
     parser.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds for a run (default 180)")
+    parser.add_argument("--quiet", type=float, default=20.0, metavar="S", help="wait so long for others to pause")
     parser.add_argument("--quick", action="store_true", help="one repeat, fewer updates, no second tries")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
     given = parser.parse_args(arguments)

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.network import workload
 from benchmarks.network.calibrating import Calibrated, achieved, calibrate, wire_bytes
 from benchmarks.network.contenders import CONTENDERS, Run
-from benchmarks.network.fleet import Fleet, RunFailedError, Timed
+from benchmarks.network.fleet import Fleet, RunFailedError, Timed, wait_for_quiet
 from benchmarks.network.floors import OURS, missed
 from benchmarks.network.hosts import Hosts
 
@@ -27,6 +27,7 @@ class Effort:
     iterations: int = 20
     warmup: int = 5
     again: int = 1  # times that a run is made again while other programs disturb it; the least disturbed one counts
+    quiet_s: float = 20.0  # that it waits for other programs to pause before a run
     timeout_s: float = 180.0
 
 
@@ -93,6 +94,7 @@ class Sweep:
             given = replace(given, iterations=min(iterations, given.iterations))
         tried: list[Timed] = []
         while len(tried) <= self._effort.again:
+            wait_for_quiet(self._effort.quiet_s, NOISY_CORES)
             tried.append(self._fleet.run("train", given, self._effort.timeout_s))
             if tried[-1].noise_cores <= NOISY_CORES:
                 break

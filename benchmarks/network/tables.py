@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.local.tables import draw
 from benchmarks.network.sweep import NOISY_CORES, Row, told
 
-_COLUMNS = ["", "iterations/s", "ms", "over blocking", "over DDP", "of the limit", "CPU ms", "noise, cores", "floors"]
+_COLUMNS = ["", "iterations/s", "ms", "over blocking", "over DDP", "of the limit", "CPU ms", "noise", "floors"]
 
 
 def show(report: dict[str, Any]) -> None:
@@ -21,6 +21,8 @@ def show(report: dict[str, Any]) -> None:
         rows = list(group)
         draw(_title(net, ratio, rows[0]), _COLUMNS, [_cells(row) for row in rows])
         for row in rows:
+            if row["missed"]:
+                print(f"{row['label']} misses: {'; '.join(row['missed'])}")
             _tell_failures(row)
         noisiest = max(row["noise_cores"] or 0.0 for row in rows)
         if noisiest > NOISY_CORES:
@@ -49,7 +51,7 @@ def _cells(row: Row) -> list[str]:
         "" if is_bound else _number(over["limit"], 2),
         _number(row["cpu_ms_per_iteration"], 0),
         _number(row["noise_cores"], 2),
-        "" if row["missed"] is None else "; ".join(row["missed"]) or "reached",
+        "" if row["missed"] is None else "missed" if row["missed"] else "reached",
     ]
 
 
