@@ -211,6 +211,7 @@ class Coordinator:
         elif type(event) is Rebound:
             worker, version = event.ticket.worker, event.ticket.version
             if self._flying.get(worker) is event.ticket:
+                assert version == self._version, "nobody starts on a version that is over"
                 self._cancel(event.time, Cancel(worker, REBOUND))
                 self._start(event.time, Start(worker, version, version))
             return None

@@ -41,7 +41,6 @@ class _Desk:
     seated: bool = False  # it has a ticket, so what it computes will be asked for
     epoch: int = 0  # of the pass that its sampler is in
     lent: int = 0  # batches, in all
-    wanted: int = 0  # likewise
 
 
 class LendingLedger(Ledger):
@@ -92,7 +91,6 @@ class LendingLedger(Ledger):
         desk.ticket, desk.seated = _InFlight(round, batch), True
         self._on[batch] = self._on.get(batch, 0) + 1
         self._borrower[batch] = worker
-        self._lend_ahead(worker)
         return Loan(batch, self.size(batch), self._is_pinned(batch))
 
     def spend(self, tickets: Sequence[Ticket]) -> None:
@@ -139,12 +137,14 @@ class LendingLedger(Ledger):
 
     # ------------------------------------------------------------ what the processes say
 
-    def wanted(self, worker: int, total: int, epoch: int, ask: int | None = None) -> None:
+    def wanted(self, worker: int, total: int, epoch: int, ask: int) -> None:
         """Its sampler wants so many batches in all; it is told if there is none to lend, with its question's number."""
         desk = self._desks[worker]
-        desk.wanted, desk.epoch = max(desk.wanted, total), epoch
-        self._lend_ahead(worker)
-        if desk.lent < total and ask is not None:
+        desk.epoch = epoch
+        # Only to a worker with a ticket: another would compute its batch at once, and nobody would ask for it.
+        while desk.seated and desk.lent < total and (batch := self._take(desk)) is not None:
+            self._lend(worker, batch, None)
+        if desk.lent < total:  # it asks again, or waits, and has one with its next ticket
             self._tell(worker, {"kind": "none", "ask": ask})
 
     def began(self, worker: int, version: int) -> bool:
@@ -192,12 +192,6 @@ class LendingLedger(Ledger):
                 super().lose(batch)
 
     # ------------------------------------------------------------ lending
-
-    def _lend_ahead(self, worker: int) -> None:
-        # Only to a worker with a ticket: another would compute its batch at once, and nobody would ask for it.
-        desk = self._desks[worker]
-        while desk.seated and desk.lent < desk.wanted and (batch := self._take(desk)) is not None:
-            self._lend(worker, batch, None)
 
     def _lend(self, worker: int, batch: int, floor: int | None) -> None:
         desk = self._desks[worker]

@@ -34,7 +34,7 @@ class Sampler(TorchSampler[list[int]]):
     accumulate: batches whose gradients are added up for one `optimizer.step()`; they are used, or dropped, together.
     seed: of the order, which is another in every epoch and does not depend on the number of processes.
 
-    It belongs to a model: `DataParallel(…, sampler=sampler)`. A pass over it goes on to the end of the epoch, from where
+    It belongs to a model: `DataParallel(…, sampler=sampler)`. A pass goes on to the end of the epoch, from where
     training is: after a pass that was left early, or in a resumed run, it has what is left of the epoch.
 
     If the policy drops gradients, their batches come back, and whoever is free gets them; a pass ends when every batch

@@ -17,7 +17,7 @@ from quorate.engines.collective.control.hub import Inbox
 from quorate.engines.collective.control.wire import Message
 from quorate.engines.collective.tickets import Book
 from quorate.errors import BadInput, ProcessLost
-from quorate.events import Event, Ticket, Timer, WorkerJoined, WorkerLost
+from quorate.events import Event, Rebound, Ticket, Timer, WorkerJoined, WorkerLost
 from quorate.policies import Policy
 from quorate.stopping import Stop
 
@@ -191,7 +191,8 @@ class Judged(Engine):
     def next_event(self, until: float | None) -> Event | None:
         while not self._events:
             self._events.extend(self._book.ready_events(self._clock()))
-            if self._events or self._is_over():
+            over = not self._events and self._is_over()
+            if over or self._events:  # that somebody has left, too, may be found there
                 break
             said = self._next_said(0.0)
             if said is None:  # before timers: what came in time counts
@@ -210,6 +211,8 @@ class Judged(Engine):
         return self._hand_out(self._events.popleft()) if self._events else None
 
     def _hand_out(self, event: Event) -> Event:
+        if isinstance(event, Rebound) and event.ticket.version < self._version:
+            event = self._book.late(event)
         if isinstance(event, WorkerLost):
             self._live.pop(event.worker, None)
             left = getattr(self._ledger, "left", None)

@@ -79,6 +79,11 @@ class Book:
             del self.finished[worker]
         return [WorkerLost(time, worker, (self._flying.pop(worker).id,)) for worker in gone]
 
+    def late(self, event: Rebound) -> Event:
+        """No ticket can be rebound to a version that is over: its worker is late, and the policy drops the ticket."""
+        ticket = event.ticket
+        return self._brought(ticket.worker, None, event.time) if self._flying.get(ticket.worker) is ticket else event
+
     @property
     def somebody_computes(self) -> bool:
         return bool(self._flying)
