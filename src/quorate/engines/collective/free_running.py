@@ -23,6 +23,7 @@ from quorate.engines.collective.rounds import Round, describe
 class FreeRunning(Plane):
     """The data plane of full sync (delay 0) and delayed sync.
 
+    delay: how late updates may be at most; delay_at: by iteration.
     sits_out: whether this process has no batch in a round, by number.
     send: sends a message to all other processes.
     """
@@ -34,13 +35,17 @@ class FreeRunning(Plane):
         worker: int,
         steps: PartialSteps,
         *,
-        delay: int,
+        delay: int = 0,
+        delay_at: Callable[[int], int] | None = None,
         clip_norm: float | None,
         sits_out: Callable[[int], bool],
         send: Callable[[dict[str, Any]], None],
     ) -> None:
         super().__init__(layout, group, worker, steps, slots=delay + 1, clip_norm=clip_norm)
         self.delay = delay
+        self._delay_at = delay_at if delay_at is not None else lambda iteration: delay
+        self._iteration = 0  # rounds stepped, or sat out, so far
+        self.on_discard: Callable[[], None] | None = None  # called when a round is given up
         self._sits_out, self._send = sits_out, send
         self._to_exchange: deque[Round] = deque()
         self._stepped: deque[Round] = deque()  # not yet released
@@ -85,6 +90,8 @@ class FreeRunning(Plane):
             self._free.append(round.slot)
             self.changed.notify_all()
         self._open = None
+        if self.on_discard is not None:
+            self.on_discard()
 
     def step(self, hyper: Hyper) -> Round | None:
         """The gradients of this iteration are to be applied; gives their round, if there are any."""
@@ -94,7 +101,8 @@ class FreeRunning(Plane):
         self._open = None
         round.hyper = hyper
         self._stepped.append(round)
-        self._release_all_but(self.delay)
+        self._iteration += 1
+        self._release_due()
         if self._sits_out(self._next_number):
             self._sit_out()  # now, so that nobody waits for it; but applied only when an iteration begins
         return round
@@ -103,18 +111,38 @@ class FreeRunning(Plane):
         """Before the first forward of an iteration: rounds that went by without this process are applied now."""
         while self._sits_out(self._next_number) and not self._done:
             self._sit_out()
-            self._release_all_but(self.delay)
-        self._release_all_but(self.delay)
+            self._release_due()
+        self._release_due()
 
     def _sit_out(self) -> None:
         """Take part without a gradient in a round that has no batch for this process."""
         round = self._enter(0.0)
         self.fill_up(round, lambda member: None)
         self._stepped.append(round)
+        self._iteration += 1
+
+    @property
+    def pending(self) -> int:
+        """How many iterations are stepped whose updates are not to be read yet."""
+        return len(self._stepped)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all processes have ended."""
+        return self._done
+
+    def _release_due(self) -> None:
+        """What the iteration that comes next must read is applied."""
+        self._release_all_but(self._delay_at(self._iteration))
 
     def _release_all_but(self, count: int) -> None:
         while len(self._stepped) > count:
             self._release(self._stepped.popleft())
+
+    def drain(self) -> None:
+        """Apply everything that was stepped, whatever delay is allowed; then wait for it."""
+        self._release_all_but(0)
+        self.synchronize()
 
     def gradient(self, round: Round, member: int) -> Tensor:
         """The average of a gradient of this iteration, once it is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,11 +15,10 @@ from quorate.errors import BadInput
 
 
 class GradientHooks:
-    """Hears every gradient of the model while `syncing`."""
+    """Hears every gradient of the model while `syncing()`."""
 
-    def __init__(self, plane: FreeRunning) -> None:
-        self._plane = plane
-        self.syncing = True
+    def __init__(self, plane: FreeRunning, syncing: Callable[[], bool]) -> None:
+        self._plane, self._syncing = plane, syncing
         self.weight = 1.0  # what the next gradient counts
         self._round: Round | None = None  # of the backward pass under way
         self._in_backward = False
@@ -34,7 +34,7 @@ class GradientHooks:
             handle.remove()
 
     def _computed(self, parameter: Tensor) -> None:
-        if not self.syncing:
+        if not self._syncing():
             return
         if not self._in_backward:
             self._in_backward = True

@@ -56,8 +56,11 @@ class Plane(ABC):
         self.changed = threading.Condition()
         self.error: QuorateError | None = None
         self.applied_version = 0
+        self.waited_s = 0.0  # that the user's thread waited for updates, in all
         #: Called by the updating thread after each version with its number and how long its round took.
         self.on_version: Callable[[int, float], None] | None = None
+        #: Called by the communication thread before a round's last piece leaves: until then its version cannot be made.
+        self.before_complete: Callable[[], None] = lambda: None
         self._closing = False
         self._free = deque(Slot(layout) for _ in range(slots))
         self._released: deque[Round] = deque()
@@ -137,6 +140,8 @@ class Plane(ABC):
             while flight and not round.ready[piece.bucket]:
                 heard.append(self._land(round, *flight.popleft()))
             self.wait_for(lambda: round.ready[piece.bucket])  # noqa: B023 - it is called at once
+            if not order.left:
+                self.before_complete()
             flight.append((piece, self._group.allreduce([round.leave(piece)])))
         while flight:
             self._land(round, *flight.popleft())
@@ -171,18 +176,21 @@ class Plane(ABC):
             self.wait_for(lambda: self._released or self._closing)
             if not self._released:
                 return
-            round = self._released[0]
-            began = time.monotonic()
-            wait_for(round.release_mark)
-            self._apply(round)
-            with self.changed:
-                self._released.popleft()
-                self._free.append(round.slot)
-                if round.total > 0:
-                    self.applied_version += 1
-                self.changed.notify_all()
-            if self.on_version is not None and round.total > 0:
-                self.on_version(self.applied_version, time.monotonic() - began)
+            self._update_once()
+
+    def _update_once(self) -> None:
+        round = self._released[0]
+        began = time.monotonic()
+        wait_for(round.release_mark)
+        self._apply(round)
+        with self.changed:
+            self._released.popleft()
+            self._free.append(round.slot)
+            if round.total > 0:
+                self.applied_version += 1
+            self.changed.notify_all()
+        if self.on_version is not None and round.total > 0:
+            self.on_version(self.applied_version, time.monotonic() - began)
 
     def _apply(self, round: Round) -> None:
         """Apply every bucket of a round as it comes back."""
@@ -222,13 +230,18 @@ class Plane(ABC):
         if self.layout.buckets[number].holds_buffers:
             with torch.no_grad():
                 for member, average in averages.items():
-                    self._set_buffer(self._buffer_target(member), average)
+                    self._set_buffer(member, average)
             return
         if scale != 1.0:
             for average in averages.values():
                 average.mul_(scale)
         gradients = {self.layout.tensor(member): average for member, average in averages.items()}
         self._steps.apply(gradients, hyper, self._instead())
+
+    def newest(self) -> dict[Tensor, Tensor]:
+        """The newest version of each parameter; only in the updating thread."""
+        instead = self._instead()
+        return {one: one.detach() if instead is None else instead[one] for one in self.layout.parameters}
 
     def _joined_for(self, round: Round) -> dict[int, Tensor] | None:
         return self._joined
@@ -237,19 +250,17 @@ class Plane(ABC):
         """Other tensors to update in place of the parameters."""
         return None
 
-    def _buffer_target(self, member: int) -> Tensor:
-        return self.layout.tensor(member)
-
-    @staticmethod
-    def _set_buffer(buffer: Tensor, average: Tensor) -> None:
+    def _set_buffer(self, member: int, average: Tensor) -> None:
+        buffer = self.layout.tensor(member)
         buffer.detach().copy_(average if buffer.dtype.is_floating_point else average.round())
 
     # ------------------------------------------------------------ reading
 
-    def _open_gate(self, round: Round, number: int) -> None:
+    def _open_gate(self, round: Round | None, number: int) -> None:
         point = mark(self._device)
         with self.changed:
-            round.applied[number] = True
+            if round is not None:
+                round.applied[number] = True
             if point is None:
                 self._unreadable.pop(number, None)
             else:
@@ -262,10 +273,12 @@ class Plane(ABC):
         for number in numbers:
             if number not in self._unreadable:
                 continue
+            began = time.monotonic()
             self.wait_for(lambda: self._unreadable.get(number) is not ...)  # noqa: B023 - it is called at once
             with self.changed:
                 wait_for(self._unreadable.pop(number, None))
                 self.gate.closed = bool(self._unreadable)
+            self.waited_s += time.monotonic() - began
 
     def synchronize(self) -> None:
         """Until every released update is applied."""

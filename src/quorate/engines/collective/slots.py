@@ -70,6 +70,11 @@ class Slot:
             else:
                 torch.mul(flat[where], weight, out=part)
 
+    def is_finite(self) -> bool:
+        """Whether nothing in here is NaN or Inf: their sum would be neither."""
+        sums = [buffer.sum() for buffer in self._buffers]
+        return all(bool(total.isfinite()) for total in sums)
+
     def clear(self, member: int) -> None:
         for part, _ in self._parts[member]:
             part.zero_()
