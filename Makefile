@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-ray test-long check format benchmark benchmark-local benchmark-ray clean
+.PHONY: demo test test-ray test-long check format benchmark benchmark-local benchmark-ray benchmark-network clean
 
 demo: $(READY)  ## why backup workers are worth having: eight real processes, in under a minute
 	$(BIN)/quorate demo --out demo --overwrite
@@ -35,6 +35,10 @@ benchmark-local: $(READY)  ## the local engine beside DDP and the floor; hours, 
 
 benchmark-ray: $(READY)  ## the Ray engine beside Ray's own first-N parameter server; an hour, or minutes with QUICK=--quick
 	$(BIN)/python -m benchmarks.ray $(QUICK)
+
+benchmark-network: $(READY)  ## quorate.DataParallel beside DDP on hosts with slow links; needs root; an hour, or minutes with QUICK=--quick
+	$(BIN)/python -m benchmarks.network $(QUICK)
+	$(BIN)/python -m benchmarks.network.stragglers $(QUICK)
 
 # The stamp is written last, so an interrupted set-up is simply done again.
 $(READY): pyproject.toml constraints.txt
