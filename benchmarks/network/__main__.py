@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from benchmarks.local.turns import machine
 from benchmarks.network.contenders import CONTENDERS, DEFAULT
 from benchmarks.network.fleet import Fleet, RunFailedError
-from benchmarks.network.hosts import MOST_HOSTS, Hosts, HostsError, why_not
+from benchmarks.network.hosts import MOST_HOSTS, Hosts, HostsError, warn_of_others, why_not
 from benchmarks.network.sweep import Effort, Row, Sweep
 from benchmarks.network.tables import show
 from benchmarks.network.workload import NETS
@@ -111,6 +111,7 @@ def main() -> int:
     if reason is not None:
         print(reason, file=sys.stderr)
         return 2
+    warn_of_others()
     signal.signal(signal.SIGTERM, _leave)  # so that the hosts are removed then, too
     try:
         report = measure(given)

@@ -88,15 +88,17 @@ def _train(given: Run) -> dict[str, Any]:
     _wait_for_updates(model)
     found = clock.stop()
     weights = sum(float(parameter.detach().double().abs().sum()) for parameter in net.parameters())
-    if hasattr(model, "finish"):
-        model.finish()
+    finish = getattr(model, "finish", None)
+    if finish is not None:
+        finish()
     return {**found, "loss": loss.item(), "weights": weights}
 
 
 def _wait_for_updates(model: nn.Module) -> None:
     """Until nothing is under way: only ours leaves an iteration with updates still to come."""
-    if hasattr(model, "synchronize"):
-        model.synchronize()
+    synchronize = getattr(model, "synchronize", None)
+    if synchronize is not None:
+        synchronize()
 
 
 def average(gradients: list[Tensor]) -> None:
@@ -104,7 +106,8 @@ def average(gradients: list[Tensor]) -> None:
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for gradient, averaged in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+    averages = torch.split(flat, [gradient.numel() for gradient in gradients])
+    for gradient, averaged in zip(gradients, averages, strict=True):
         gradient.copy_(averaged.view_as(gradient))
 
 

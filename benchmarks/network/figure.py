@@ -37,6 +37,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.lines import Line2D
 
     panels = [list(group) for _, group in groupby(report["rows"], lambda row: (row["net"], row["ratio"]))]
     nets = list(dict.fromkeys(panel[0]["net"] for panel in panels))
@@ -50,7 +51,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         axes.set_visible(True)
         _bars(axes, panel)
     colours = {"computation alone": "#b3261e", "communication alone": "#c77700"}
-    lines = [pyplot.Line2D([], [], color=colour, linestyle="--") for colour in colours.values()]
+    lines = [Line2D([], [], color=colour, linestyle="--") for colour in colours.values()]
     drawing.legend(lines, list(colours), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     drawing.supylabel("iterations/s", fontsize=9)
     drawing.savefig(path, dpi=110, metadata={"Software": None})

@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -129,6 +130,13 @@ def remove_stale() -> list[str]:
     for name in gone:
         _remove_namespace(name)
     return gone
+
+
+def warn_of_others() -> None:
+    """Say on stderr whose run is under way, since two at a time measure each other."""
+    others = {owner(name) for name in namespaces()} - {os.getpid()}
+    for process in sorted(process for process in others if _is_alive(process)):
+        print(f"Process {process} runs this benchmark, too: each disturbs the other; wait for it.", file=sys.stderr)
 
 
 def owner(name: str) -> int:

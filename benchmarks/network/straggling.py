@@ -123,9 +123,10 @@ def _ours(given: Straggle) -> dict[str, Any]:
                 time.sleep(max(0.0, min(_LOOK_S, due - time.monotonic())))
             loss = workload.loss(model, x[draw % len(x)], y[draw % len(x)])
             torch.autograd.backward(loss)
-            receipt = optimizer.step()
-            is_done = receipt.applied
-            if receipt.over:
+            optimizer.step()
+            assert model.receipt is not None
+            is_done = model.receipt.applied
+            if model.receipt.over:
                 break
         optimizer.zero_grad()
         used, dropped = used + is_done, dropped + (not is_done)

@@ -118,8 +118,18 @@ def row(contender: str, runs: dict[str, list[Row]], cell: Row) -> Row:
         "noise_cores": middle(mine, "noise_cores"),
         "over": ratios,
         "missed": missed(contender, cell["ratio"], ratios) if contender in OURS else None,
+        "disturbed": is_disturbed(runs, (contender, "ddp", "blocking", "none", "comm")),
         "runs": mine,
     }
+
+
+def is_disturbed(runs: dict[str, list[Row]], contenders: Sequence[str]) -> bool:
+    """Whether other programs took part in what is compared, so that neither reaching nor missing a floor says much."""
+    return any((middle(runs.get(name, []), "noise_cores") or 0.0) > NOISY_CORES for name in contenders)
+
+
+def verdict(has_reached: bool, disturbed: bool) -> str:
+    return ("reached" if has_reached else "missed") + (", disturbed" if disturbed else "")
 
 
 def middle(runs: Sequence[Row], figure: str) -> float | None:

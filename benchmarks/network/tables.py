@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from benchmarks.local.tables import draw
-from benchmarks.network.sweep import NOISY_CORES, Row, told
+from benchmarks.network.sweep import NOISY_CORES, Row, told, verdict
 
 _COLUMNS = ["", "iterations/s", "ms", "over blocking", "over DDP", "of the limit", "CPU ms", "noise", "floors"]
 
@@ -51,7 +51,7 @@ def _cells(row: Row) -> list[str]:
         "" if is_bound else _number(over["limit"], 2),
         _number(row["cpu_ms_per_iteration"], 0),
         _number(row["noise_cores"], 2),
-        "" if row["missed"] is None else "missed" if row["missed"] else "reached",
+        "" if row["missed"] is None else verdict(not row["missed"], row["disturbed"]),
     ]
 
 

@@ -155,6 +155,25 @@ def test_floors_where_communication_equals_computation_and_elsewhere() -> None:
     assert floors.missed("ddp", 1.0, {"ddp": 0.5}) == []
 
 
+def test_what_others_disturbed_says_so() -> None:
+    runs = runs_of(ddp=[0.4], ours=[0.3], none=[0.2], comm=[0.2])
+    assert sweep.row("ours", runs, {"ratio": 1.0})["disturbed"] is False
+    runs["ddp"][0]["noise_cores"] = 1.0
+    assert sweep.row("ours", runs, {"ratio": 1.0})["disturbed"] is True
+    assert sweep.verdict(True, True) == "reached, disturbed"
+
+
+def test_the_all_reduce_of_a_stragglers_limit_is_the_least_disturbed() -> None:
+    given = stragglers.parsed(["--quick"])
+    runs = runs_of(comm=[0.075, 0.005], backup=[0.1, 0.1])
+    row = stragglers.row("backup", "b", runs, given)
+    sleeping_s = stragglers.limit_s("backup", "b", given.warmup, given.warmup + given.updates)
+    assert sleeping_s is not None
+    assert row["limit_s"] == pytest.approx(sleeping_s + 0.005)
+    assert row["of_limit"] == pytest.approx(row["limit_s"] / 0.1)
+    assert row["reached"] is False
+
+
 def test_limits_of_the_stragglers_are_ordered() -> None:
     for case in stragglers.CASES:
         of_all, of_six, finishing = (stragglers.limit_s(who, case, 10, 110) for who in ("ddp", "backup", "finish"))
