@@ -54,7 +54,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="these contenders; default: all but ddp-small")
     parser.add_argument("--repeats", type=int, metavar="N", help="default 3; 1 with --quick")
-    parser.add_argument("--iterations", type=int, metavar="N", help="timed in a run (default 20; 10 with --quick)")
+    parser.add_argument("--iterations", type=int, metavar="N", help="timed in a run (default 30; 15 with --quick)")
     parser.add_argument("--quick", action="store_true", help="ratio 1 unless --ratio, one repeat, no second tries")
     parser.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds for a run (default 180)")
     parser.add_argument("--quiet", type=float, default=20.0, metavar="S", help="wait so long for others to pause")
@@ -65,7 +65,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     if not 2 <= given.hosts <= MOST_HOSTS:
         parser.error(f"--hosts must be 2 to {MOST_HOSTS}")
     given.repeats = (1 if given.quick else 3) if given.repeats is None else given.repeats
-    given.iterations = (10 if given.quick else 20) if given.iterations is None else given.iterations
+    given.iterations = (15 if given.quick else 30) if given.iterations is None else given.iterations
     if given.repeats < 1 or given.iterations < 1 or given.timeout <= 0:
         parser.error("--repeats and --iterations must be at least 1, and --timeout above 0")
     if given.figure is not None and (given.figure.suffix != ".png" or not given.figure.parent.is_dir()):

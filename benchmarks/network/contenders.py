@@ -1,8 +1,8 @@
 """The contenders: one training loop in which the line that wraps the model differs, and two bounds.
 
-The clock runs from a barrier of all hosts to the time at which the last of them is done with everything, for `Delayed`
-including the updates still under way after the last iteration: they are a k-th part in 20 or more iterations, and
-counted against us.
+The clock runs from a barrier of all hosts, when nothing is under way any more, to the time at which the last of them is
+done with everything. For `Delayed` that includes `finish()`, so that all exchanges of the timed iterations, and no
+others, lie within the clock: what is under way after the last iteration is waited for and counts against us.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Run:
     net: str
     iterations: int
     warmup: int = 5
+    settle_s: float = 0.0  # that exchanges still under way after the warm-up need
 
 
 def run(given: Run) -> dict[str, Any]:
@@ -77,6 +78,7 @@ def _train(given: Run) -> dict[str, Any]:
     for i in range(given.warmup + given.iterations):
         if i == given.warmup:
             _wait_for_updates(model)
+            time.sleep(given.settle_s)
             clock.start()
         x, y = batches[i % len(batches)]
         loss = nn.functional.cross_entropy(model(x), y)
@@ -86,16 +88,19 @@ def _train(given: Run) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
     _wait_for_updates(model)
+    stepped_s = time.monotonic()
+    finish = getattr(model, "finish", None)
+    if finish is not None and given.contender.startswith("delayed"):
+        finish()
     found = clock.stop()
     weights = sum(float(parameter.detach().double().abs().sum()) for parameter in net.parameters())
-    finish = getattr(model, "finish", None)
     if finish is not None:
-        finish()
-    return {**found, "loss": loss.item(), "weights": weights}
+        finish()  # again: nothing is left to do
+    return {**found, "finish_s": found["end_s"] - stepped_s, "loss": loss.item(), "weights": weights}
 
 
 def _wait_for_updates(model: nn.Module) -> None:
-    """Until nothing is under way: only ours leaves an iteration with updates still to come."""
+    """Until every update is applied that the next iteration reads: only ours goes on before that."""
     synchronize = getattr(model, "synchronize", None)
     if synchronize is not None:
         synchronize()

@@ -59,6 +59,7 @@ class Timed:
             "iteration_s": self.iteration_s,
             "cpu_ms_per_iteration": 1e3 * self.cpu_s / self.iterations,
             "noise_cores": self.noise_cores,
+            "finish_s": max(host.get("finish_s", 0.0) for host in self.hosts),
             "losses": losses,
             "weights": [host["weights"] for host in self.hosts if "weights" in host],
         }

@@ -24,7 +24,7 @@ class Effort:
     """How much is measured."""
 
     repeats: int = 3
-    iterations: int = 20
+    iterations: int = 30
     warmup: int = 5
     again: int = 1  # times that a run is made again while other programs disturb it; the least disturbed one counts
     quiet_s: float = 20.0  # that it waits for other programs to pause before a run
@@ -56,7 +56,7 @@ class Sweep:
         for repeat in range(self._effort.repeats):
             turn = repeat % len(contenders)
             for contender in (*contenders[turn:], *contenders[:turn]):
-                runs[contender].append(self._one(contender, net))
+                runs[contender].append(self._one(contender, net, found.communication_s))
                 say(f"  {repeat + 1}/{self._effort.repeats} {CONTENDERS[contender]:22} {_short(runs[contender][-1])}")
         sent = wire_bytes(workload.parameter_bytes(net), self._hosts.count)
         rate = found.rate_bits_per_s
@@ -82,14 +82,15 @@ class Sweep:
             return Calibrated(None, measure_s(None))
         return calibrate(measure_s, wire_bytes(workload.parameter_bytes(net), self._hosts.count), ratio * compute_s)
 
-    def _one(self, contender: str, net: str) -> Row:
+    def _one(self, contender: str, net: str, communication_s: float) -> Row:
+        delay = int(contender.removeprefix("delayed")) if contender.startswith("delayed") else 0
         try:
-            return self._measure(contender, net).as_json()
+            return self._measure(contender, net, settle_s=2 * delay * communication_s).as_json()
         except RunFailedError as failure:
             return {"failed": str(failure)}
 
-    def _measure(self, contender: str, net: str, iterations: int | None = None) -> Timed:
-        given = Run(contender, net, self._effort.iterations, self._effort.warmup)
+    def _measure(self, contender: str, net: str, iterations: int | None = None, settle_s: float = 0.0) -> Timed:
+        given = Run(contender, net, self._effort.iterations, self._effort.warmup, settle_s)
         if iterations is not None:
             given = replace(given, iterations=min(iterations, given.iterations))
         tried: list[Timed] = []

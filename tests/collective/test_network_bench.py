@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_everything_is_measured_unless_less_is_asked_for() -> None:
     given = parsed([])
-    assert (given.hosts, given.repeats, given.iterations, given.only) == (4, 3, 20, list(DEFAULT))
+    assert (given.hosts, given.repeats, given.iterations, given.only) == (4, 3, 30, list(DEFAULT))
     assert plan(given) == [("alexnet", list(RATIOS)), ("googlenet", list(RATIOS)), ("alexnet25m", [None])]
 
 
