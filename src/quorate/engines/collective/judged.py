@@ -89,7 +89,8 @@ class Judged(Engine):
         self._made: dict[int, float] = {}  # version -> seconds it took
         self._hyper: dict[int, tuple[int, Any]] = {}  # by worker: steps it has made, and hyperparameters it brought
         self._version = 0
-        self._newest_time = 0.0
+        self._newest_time = 0.0  # that is in the trace
+        self._times_to_keep = 0  # how often the coordinator will ask for one that it writes down
         self._stuck_at: float | None = None  # since when no further version can be made
         self._somebody_waits = False  # for a batch
 
@@ -148,6 +149,7 @@ class Judged(Engine):
         if not self._history:
             self._wait_for(version)
         self._version = self._book.version = version
+        self._times_to_keep = 2  # of the update, and of what follows on it
         refused = tuple(ticket for ticket in tickets if self._book.end(ticket))
         return Outcome(None, None, refused, self._made.pop(version, None))
 
@@ -180,8 +182,11 @@ class Judged(Engine):
         return monotonic() - self._began
 
     def now(self, time: float) -> float:
-        self._newest_time = max(self._newest_time, self._clock())
-        return self._newest_time
+        now = max(self._newest_time, self._clock())
+        if self._times_to_keep:  # what follows on an update carries this time; otherwise it is only looked at
+            self._times_to_keep -= 1
+            self._newest_time = now
+        return now
 
     def set_timer(self, at: float, key: int) -> None:
         heapq.heappush(self._timers, (at, key))
@@ -255,7 +260,6 @@ class Judged(Engine):
             self._ledger.wanted(worker, **{key: value for key, value in message.items() if key != "kind"})
         elif kind == "record":
             if self._on_record is not None:
-                self._newest_time = max(self._newest_time, time)
                 self._on_record(self._newest_time, message["version"], message["measures"])
         elif kind == "lost":
             raise ProcessLost(message["why"])
