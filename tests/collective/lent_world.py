@@ -199,7 +199,7 @@ class World(Judged):
                 return self._began + self._time, *said
 
     def _next_thing(self, choice: int | None) -> bool | tuple[int, dict[str, Any]] | None:
-        """What the choice says, else what is next in turn and possible: a message to the judge, or True; None: nothing."""
+        """What the choice says, or is next in turn and can happen: a message to the judge, or True; None: nothing."""
         count = 4 * self.workers
         first = self._turn if choice is None else choice
         self._turn += 1

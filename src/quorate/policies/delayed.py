@@ -137,7 +137,14 @@ class Delayed(Policy):
         if not have or iteration in self._pinned.values():
             return False
         drained = not self._in_flight.get(iteration) and iteration in self._idle.values()
-        return have >= self._workers or drained
+        return have >= self._workers or (drained and all(self._was_asked(worker) for worker in self._live))
+
+    def _was_asked(self, worker: int) -> bool:
+        """Whether it is at work, has done its part of the open round, or had no batch for it.
+
+        Whoever has just ended the round before may well have one, though another had none.
+        """
+        return worker in self._busy or worker in self._idle or self._next.get(worker, 0) > self._version
 
     def _start_free(self, workers: list[int]) -> list[Action]:
         actions: list[Action] = []
