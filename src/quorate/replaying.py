@@ -334,7 +334,8 @@ def replay(path: str | Path, task: Any = None, *, gradients: bool | None = None,
         epochs=header["epochs"],
         evaluate_every=header["evaluate_every"],
     )
-    engine = Replayed(path, header, stop, device or header["engine"].get("device") or "cpu")
+    recorded_on = header["engine"].get("device") if gradients else None  # decisions can be looked at anywhere
+    engine = Replayed(path, header, stop, device or recorded_on or "cpu")
     comparison = Comparison(path, gradients)
     manner = Manner(patience_s=math.inf, recorders=(comparison,), stop=engine.stop)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,9 @@ def judge_for(
     return judge
 
 
-def close_and_look(judge: Judge, out: Path) -> list[dict[str, Any]]:
+def close_and_look(judge: Judge, out: Path, wait_s: float = LONG_S) -> list[dict[str, Any]]:
     """Close, hold the trace against its replay and its metrics, and give its records."""
-    judge.close()
+    judge.close(wait_s)
     assert judge.error is None
     assert quorate.replay(out).lines > 0
     metrics = metrics_of(out)
@@ -244,9 +245,24 @@ def test_a_run_that_is_closed_early_has_an_end(tmp_path: Path) -> None:
     hub = PlayedHub(2)
     judge = judge_for(quorate.FullSync(), hub, decides=True, out=tmp_path)
     hub.say(0, "arrived", version=0)
-    records = close_and_look(judge, tmp_path)
+    records = close_and_look(judge, tmp_path, wait_s=0.0)
     assert records[-1]["reason"] == CLOSED
     judge.close()
+
+
+def test_who_closes_waits_for_the_last_words_of_others(tmp_path: Path) -> None:
+    hub = PlayedHub(2)
+    judge = judge_for(quorate.FullSync(), hub, decides=False, out=tmp_path)
+    hub.say(0, "arrived", version=0)
+    hub.say(0, "finished")
+    closing = threading.Thread(target=judge.close, args=(LONG_S,))
+    closing.start()
+    hub.say(1, "arrived", version=0)
+    hub.say(1, "finished")
+    closing.join()
+    records = close_and_look(judge, tmp_path)
+    assert records[-1]["reason"] == ALL_HAVE_FINISHED
+    assert judge.metrics.updates == 1
 
 
 @pytest.mark.parametrize("while_making", [False, True])

@@ -25,6 +25,8 @@ from quorate.trace import TRACE_FILE, Recorder
 #: Why a run ends that was closed before its processes had finished.
 CLOSED = "closed"
 
+_LAST_WORDS_S = 5.0
+
 
 class Judge:
     """Runs a policy for the processes around a hub, and writes the trace.
@@ -88,12 +90,16 @@ class Judge:
         """This process has made a version, which took it so long; called by the data plane, from any thread."""
         self._engine.version_made(version, seconds)
 
-    def close(self) -> None:
-        """Write the end of the trace and the summary, if the run has come so far; safe to call twice."""
+    def close(self, wait_s: float = _LAST_WORDS_S) -> None:
+        """Write the end of the trace and the summary, once the run is over, or this time; safe to call twice.
+
+        A process may close when it has finished itself, while the others' last words are still on their way.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         if self._thread.ident is not None:
+            self._thread.join(wait_s)
             self._engine.end(CLOSED)
             self._thread.join()
         for watcher in self._watchers:
