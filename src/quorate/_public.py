@@ -24,6 +24,7 @@ from quorate.measuring import Measuring, measure
 from quorate.metrics import Metrics, metrics_of
 from quorate.network import Network, parse_network
 from quorate.parallel.data_parallel import DataParallel
+from quorate.parallel.sampler import Sampler
 from quorate.policies import (
     AdaptiveBackup,
     Async,
@@ -93,6 +94,7 @@ __all__ = [
     "Replay",
     "ReplayMismatch",
     "Result",
+    "Sampler",
     "Simulated",
     "SoftSync",
     "Task",
