@@ -160,7 +160,7 @@ class Sampler(TorchSampler[list[int]]):
 
     def _no_batch(self) -> BadInput:
         return BadInput(
-            "optimizer.step() was called without a new batch of the sampler; call it once for each batch, "
+            "there is no new batch of the sampler to compute: take one for each optimizer.step(), "
             "or say how many batches make a step: Sampler(…, accumulate=…)"
         )
 
