@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 3 examples/torchrun_script.py                 # every gradient of every process is used
     torchrun --nproc-per-node 3 examples/torchrun_script.py --backups 1     # the first two of three make the update
 
-It trains a small net on the digits that come with quorate, on CPUs or on GPUs. `--straggler`
-makes the last process slow: each of its batches takes 50 ms longer. With DDP all wait for it; with a backup nobody does.
+It trains a small net on the digits that come with quorate, on CPUs or on GPUs. `--straggler` makes the last process
+slow: each of its batches takes 50 ms longer. With DDP all wait for it; with a backup nobody does.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> None:
             used, dropped = used + was_used, dropped + (not was_used)
         scheduler.step()
     if not options.ddp:
-        model.finish()  # ← 5  all end together, with the same parameters (at the end of the script it happens by itself)
+        model.finish()  # ← 5  all end together, with the same parameters; without it, when the script ends
 
     seconds = time.perf_counter() - began
     with torch.no_grad():

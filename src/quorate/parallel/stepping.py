@@ -47,6 +47,11 @@ class Takeover:
         if hasattr(self._before, "_wrapped_by_lr_sched"):
             stepping._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = MethodType(stepping, optimizer)  # type: ignore[method-assign]
+        # Fused optimizers unscale inside their step, which a scaler tells them by attributes that are gone again when the
+        # update is made. So the scaler does it before, as with any other optimizer.
+        self._unscales = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        if self._unscales:
+            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         self._handles = [
             optimizer.register_state_dict_pre_hook(lambda _: settled()),
             optimizer.register_load_state_dict_pre_hook(lambda *_: settled()),
@@ -56,6 +61,8 @@ class Takeover:
         """Let the optimizer step as it did."""
         for handle in self._handles:
             handle.remove()
+        if self._unscales:
+            self._optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         if self._before is None:
             self._optimizer.__dict__.pop("step", None)
         else:
