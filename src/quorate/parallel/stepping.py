@@ -47,7 +47,7 @@ class Takeover:
         if hasattr(self._before, "_wrapped_by_lr_sched"):
             stepping._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = MethodType(stepping, optimizer)  # type: ignore[method-assign]
-        # Fused optimizers unscale inside their step, which a scaler tells them by attributes that are gone again when the
+        # Fused optimizers unscale inside their step, which a scaler asks for by attributes that are gone again when the
         # update is made. So the scaler does it before, as with any other optimizer.
         self._unscales = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         if self._unscales:
