@@ -184,6 +184,22 @@ def test_each_worker_goes_on_with_its_own_randomness(tmp_path: Path) -> None:
         assert torch.equal(torch.rand(4), expected[worker, 7])
 
 
+def test_a_worker_that_died_before_it_saw_the_version_draws_again_what_it_drew_then(tmp_path: Path) -> None:
+    writer, other = Script(tmp_path), Script(tmp_path, worker=1)
+    drawn = []
+    for version in (1, 2, 3):
+        torch.manual_seed(version)
+        other.saver.reached(version)  # which is enough: the next iteration may never begin
+        drawn.append(torch.rand(3))
+    for version, found in ((2, drawn[1]), (9, drawn[2])):
+        writer.saver.save(version)
+        writer.saver.close()
+        loaded = writer.saver.load()
+        assert loaded is not None
+        other.saver.restore(loaded)
+        assert torch.equal(torch.rand(3), found)
+
+
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"version": 1}', b"\xff", "flipped"])
 def test_randomness_that_cannot_be_read_is_left_as_it_is(tmp_path: Path, content: bytes | str | None) -> None:
     writer, other = Script(tmp_path), Script(tmp_path, worker=1)

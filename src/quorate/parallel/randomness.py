@@ -56,29 +56,43 @@ class Randomness:
             self._remove_old(version)
 
     def load(self, version: int) -> dict[str, Tensor] | None:
-        """What this worker drew next after that version; None where that is not known."""
-        try:
-            record: Any = json.loads(self._file(version).read_text())
-            if record["version"] != version or record["sha256"] != _digest(record["states"]):
-                return None
-            return {
-                name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
-                for name, text in record["states"].items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
+        """What this worker drew next after that version; None where that is not known.
+
+        A worker that died before it had seen the version has only an earlier state: it draws again what it drew then.
+        """
+        for file in reversed(self._files()):
+            state = _read(file) if file.name <= self._file(version).name else None
+            if state is not None:
+                return state
+        return None
 
     def _file(self, version: int) -> Path:
         return self._folder / f"{self._worker:05d}-{version:08d}.json"
 
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob(f"{self._worker:05d}-*.json"))
+
     def _remove_old(self, version: int) -> None:
         if not self._written:  # those of an earlier life
-            self._written = sorted(self._folder.glob(f"{self._worker:05d}-*.json"))
+            self._written = self._files()
         file = self._file(version)
         self._written = [*(one for one in self._written if one != file), file]
         for old in self._written[:-KEPT]:
             old.unlink(missing_ok=True)
         self._written = self._written[-KEPT:]
+
+
+def _read(file: Path) -> dict[str, Tensor] | None:
+    try:
+        record: Any = json.loads(file.read_text())
+        if record["sha256"] != _digest(record["states"]):
+            return None
+        return {
+            name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+            for name, text in record["states"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _digest(texts: dict[str, str]) -> str:

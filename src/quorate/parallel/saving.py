@@ -86,7 +86,10 @@ class Saver:
 
         That is the randomness, of which the next batch may take some, and what the caller adds (its sampler's place).
         """
-        self._noted, self._last = (version, dict(extra or {}), random_state()), version
+        random = random_state()
+        self._noted, self._last = (version, dict(extra or {}), random), version
+        if not self.writes:
+            self._randomness.save(version, random)
 
     @property
     def is_waiting(self) -> bool:
@@ -99,7 +102,6 @@ class Saver:
             return
         (version, extra, random), self._noted = self._noted, None
         if not self.writes:
-            self._randomness.save(version, random)
             return
         self.settle()  # one set of copies: the last one must be written before they are used again
         state = {**self._state(), "random": random, "extra": extra}
