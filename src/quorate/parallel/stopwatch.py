@@ -22,7 +22,7 @@ class Stopwatch:
         """`step()` is called: the parts of this iteration."""
         now = time.monotonic()
         began = now if self._began is None else self._began
-        waited = waited_s - self._waited_before
+        waited = 0.0 if self._began is None else waited_s - self._waited_before
         return {
             "data_s": max(0.0, began - self._ended),
             "compute_s": max(0.0, now - began - waited),

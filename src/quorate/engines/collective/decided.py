@@ -126,8 +126,6 @@ class Decided(Plane):
                 self.changed.wait_for(lambda: round.released or self.error is not None)
                 if self.error is not None:
                     self._raise()
-                self._at_rest = False
-                self.reading = round.number
                 self._forget_decisions()
                 return Verdict(True, decision.reason)
             self._offer = None
@@ -216,6 +214,9 @@ class Decided(Plane):
 
     def _close_gate(self, round: Round) -> None:
         if round.weight > 0:  # otherwise the user's thread goes on reading what it has
+            # From here on, not from when that thread wakes up: the next version may be made by then.
+            self._at_rest = False
+            self.reading = round.number
             super()._close_gate(round)
 
     def _update(self) -> None:

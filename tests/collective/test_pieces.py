@@ -1,0 +1,474 @@
+"""The pieces of the data plane, each on its own: buffers, order, partial steps, promised gradients, guarded reads."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from quorate.engines.collective.layout import Layout
+from quorate.engines.collective.ordering import Order
+from quorate.engines.collective.partial_steps import PartialSteps
+from quorate.engines.collective.pending import PendingGradient, plain
+from quorate.engines.collective.plane import Plane
+from quorate.engines.collective.reading import Gate, Guard
+from quorate.engines.collective.rounds import Round
+from quorate.engines.collective.slots import Slot
+from quorate.parallel.stopwatch import Stopwatch
+from tests.collective.fake_group import Gathering
+
+# ------------------------------------------------------------ buffers
+
+_SHAPES = st.sampled_from([(), (0,), (1,), (7,), (3, 5), (2, 3, 4, 4), (1, 6, 1, 3), (0, 4), (33,)])
+_TYPES = st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16])
+_ORDERS = st.sampled_from(["plain", "channels_last", "transposed", "with gaps"])
+
+
+def _tensor(shape: tuple[int, ...], dtype: torch.dtype, order: str) -> Tensor:
+    made = torch.zeros(shape, dtype=dtype)
+    if order == "channels_last" and len(shape) == 4:
+        return made.to(memory_format=torch.channels_last)
+    if order == "transposed" and len(shape) == 2:
+        return torch.zeros(shape[::-1], dtype=dtype).t()
+    if order == "with gaps" and shape:
+        return torch.zeros((*shape[:-1], 2 * shape[-1]), dtype=dtype)[..., ::2]
+    return made
+
+
+@given(
+    kinds=st.lists(st.tuples(_SHAPES, _TYPES, _ORDERS), min_size=1, max_size=7),
+    buffers=st.lists(st.sampled_from([torch.float32, torch.int64]), max_size=3),
+    piece_bytes=st.sampled_from([None, 1, 8, 60, 4000]),
+    weights=st.lists(st.sampled_from([1.0, 3.0, 0.0, 8.0]), min_size=1, max_size=4),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=60)
+def test_what_comes_back_is_exactly_the_weighted_mean(
+    kinds: list[Any], buffers: list[torch.dtype], piece_bytes: int | None, weights: list[float], seed: int
+) -> None:
+    parameters = [_tensor(*kind) for kind in kinds]
+    state = [torch.zeros(5, dtype=dtype) for dtype in buffers]
+    layout = Layout(parameters, state, len(weights), piece_bytes)
+    tensors, draw = [*parameters, *state], torch.Generator().manual_seed(seed)
+    weights = [*weights[:-1], 2.0]  # somebody contributes
+    rounds = [Round(1, Slot(layout), layout, worker, weight) for worker, weight in enumerate(weights)]
+    expected: list[Tensor | None] = []
+    for member, tensor in enumerate(tensors):
+        total: Tensor | None = None
+        for round in rounds:
+            has_none = round.weight == 0 or bool(torch.rand((), generator=draw) < 0.2)
+            gradient = None if has_none else torch.randint(-64, 64, tensor.shape, generator=draw).to(tensor.dtype)
+            round.fill(member, gradient)
+            if gradient is not None:
+                part = gradient.double() * round.weight
+                total = part if total is None else total + part
+        expected.append(total)
+    for round in rounds:
+        assert all(round.ready) and round.unfilled() == []
+    for bucket in layout.buckets:
+        for piece in bucket.pieces:
+            leaving = [round.leave(piece) for round in rounds]
+            added = torch.stack(leaving).sum(0)
+            for one, round in zip(leaving, rounds, strict=True):
+                one.copy_(added)
+                not_ready, complete = round.back(piece)
+                assert set(not_ready) <= {0.0} and complete == piece.is_last
+    for round in rounds:
+        assert round.weights == weights
+        assert round.contributors() == [worker for worker, weight in enumerate(weights) if weight]
+        found: dict[int, Tensor] = {}
+        for bucket in layout.buckets:
+            found |= round.averages(bucket.number)
+        for member, (tensor, total) in enumerate(zip(tensors, expected, strict=True)):
+            assert (member in found) == (total is not None)
+            if total is not None:
+                whole = total.to(found[member].dtype)  # small whole numbers: exact in every type
+                assert found[member].shape == tensor.shape
+                assert torch.equal(found[member], whole * (1 / sum(weights)))
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=20), st.sampled_from([None, 4, 100, 1000]))
+def test_every_element_is_in_one_piece_and_none_overlap(sizes: list[int], piece_bytes: int | None) -> None:
+    layout = Layout([torch.zeros(size) for size in sizes], [], 3, piece_bytes)
+    assert sorted(member for bucket in layout.buckets for member in bucket.members) == list(range(len(sizes)))
+    for bucket in layout.buckets:
+        header, end, place = layout.header.length(len(bucket.members)), 0, 0
+        for piece in bucket.pieces:
+            assert (piece.start, piece.offset) == (place, end)
+            place, end = piece.stop, piece.offset + piece.stop - piece.start + header
+        assert place == bucket.elements and end == bucket.length
+        assert [piece.is_last for piece in bucket.pieces] == [False] * (len(bucket.pieces) - 1) + [True]
+        if piece_bytes is not None:
+            most = max(1, piece_bytes // 4)
+            assert all(piece.stop - piece.start <= most + most // 4 + 1 for piece in bucket.pieces)
+
+
+def test_a_gradient_accumulated_in_place_is_weighed_once() -> None:
+    layout = Layout([torch.zeros(4)], [], 1, None)
+    slot = Slot(layout)
+    slot.fill(0, torch.ones(4), 1.0)
+    inside = slot.average(layout.buckets[0], 1.0)[0]
+    slot.fill(0, inside, 3.0)
+    assert inside.tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_slot_sees_what_is_not_finite(bad: float) -> None:
+    layout = Layout([torch.zeros(50), torch.zeros(3, 3)], [], 2, 40)
+    slot = Slot(layout)
+    slot.fill(0, torch.ones(50), 1.0)
+    assert slot.is_finite()
+    slot.fill(1, torch.full((3, 3), bad), 1.0)
+    assert not slot.is_finite()
+
+
+# ------------------------------------------------------------ order
+
+
+def _exchanged(layout: Layout, readiness: list[list[int]], seed: int) -> list[list[tuple[int, int]]]:
+    """By worker, the pieces in the order in which it let them go; buckets become ready in the orders given."""
+    gathering = Gathering(len(readiness), seed=seed, most_s=0.002)
+    orders: list[list[tuple[int, int]]] = [[] for _ in readiness]
+    threads = []
+    for worker, ready in enumerate(readiness):
+        round = Round(0, Slot(layout), layout, worker, 1.0)
+        changed = threading.Condition()
+        plane: Any = SimpleNamespace(_group=gathering.of(worker), before_complete=lambda: None, changed=changed)
+
+        def wait_for(holds: Callable[[], object], changed: threading.Condition = changed) -> None:
+            with changed:
+                assert changed.wait_for(holds, 30)
+
+        def leave(piece: Any, worker: int = worker, round: Round = round) -> Tensor:
+            orders[worker].append((piece.bucket, piece.start))
+            return Round.leave(round, piece)
+
+        def fill(ready: list[int] = ready, round: Round = round, worker: int = worker, plane: Any = plane) -> None:
+            for bucket in ready:
+                gathering.dawdle(worker)
+                for member in layout.buckets[bucket].members:
+                    round.fill(member, None)
+                with plane.changed:
+                    plane.changed.notify_all()
+
+        plane.wait_for, round.leave = wait_for, leave  # type: ignore[method-assign]
+        plane._land = lambda round, piece, work, plane=plane: Plane._land(plane, round, piece, work)
+        order = Order(layout.buckets, layout.urgency)
+        threads += [
+            threading.Thread(target=fill),
+            threading.Thread(target=Plane._exchange, args=(plane, round, order)),
+        ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return orders
+
+
+@given(data=st.data(), seed=st.integers(0, 10**6))
+@settings(max_examples=25)
+def test_all_workers_choose_the_same_order_whatever_comes_when(data: Any, seed: int) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 60), min_size=2, max_size=6))
+    layout = Layout([torch.zeros(size) for size in sizes], [], 3, 80)
+    numbers = [bucket.number for bucket in layout.buckets]
+    orders = _exchanged(layout, [data.draw(st.permutations(numbers)) for _ in range(3)], seed)
+    assert orders[0] == orders[1] == orders[2]
+    pieces = [(piece.bucket, piece.start) for bucket in layout.buckets for piece in bucket.pieces]
+    assert sorted(orders[0]) == sorted(pieces)
+
+
+def test_what_all_have_ready_goes_by_urgency_and_otherwise_in_the_order_of_backward() -> None:
+    layout = Layout([torch.zeros(10) for _ in range(5)], [], 2, 40)  # bucket 0 holds the last parameter
+    order = Order(layout.buckets, layout.urgency)
+    assert order.next().bucket == 0  # nothing is known yet
+    order.heard([0, 0, 1, 0, 2])
+    assert order.next().bucket == 3  # bucket 4 is more urgent, but two are not ready with it
+    order.heard([0, 0, 0, 0, 0])
+    assert [order.next().bucket for _ in range(3)] == [4, 2, 1]
+    assert order.left == 0
+
+
+# ------------------------------------------------------------ partial steps
+
+_OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "sgd plain": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "adam maximize": lambda p: torch.optim.Adam(p, lr=0.01, maximize=True, weight_decay=0.1),
+    "adam fused": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+    "adam tensor lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "adadelta": lambda p: torch.optim.Adadelta(p),
+    "adafactor": lambda p: torch.optim.Adafactor(p),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr_decay=0.1),
+    "adamax": lambda p: torch.optim.Adamax(p),
+    "asgd": lambda p: torch.optim.ASGD(p, t0=2),
+    "nadam": lambda p: torch.optim.NAdam(p),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, momentum=0.9, centered=True),
+    "rprop": lambda p: torch.optim.Rprop(p),
+}
+
+
+@pytest.mark.parametrize("name", _OPTIMIZERS)
+def test_an_optimizer_stepped_by_buckets_makes_the_step_of_the_whole(name: str) -> None:
+    draw = torch.Generator().manual_seed(3)
+    shapes = [(4, 3), (3,), (5, 4), (), (2, 2, 3), (6,)]
+
+    def made() -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
+        values = torch.Generator().manual_seed(1)
+        parameters = [nn.Parameter(torch.randn(shape, generator=values)) for shape in shapes]
+        groups = [{"params": parameters[:4]}, {"params": parameters[4:], "lr": 0.03}]
+        return parameters, _OPTIMIZERS[name](groups)
+
+    whole, plain_optimizer = made()
+    parts, ours = made()
+    steps = PartialSteps(ours)
+    for iteration in range(6):
+        gradients = [torch.randn(shape, generator=draw) for shape in shapes]
+        for number, parameter in enumerate(whole):
+            parameter.grad = None if (iteration, number) == (2, 1) else gradients[number].clone()
+        plain_optimizer.step()
+        hyper = steps.hyper()
+        for group in ours.param_groups:
+            group["lr"] = group["lr"] * 0 - 1.0  # changed after step(): must not be seen
+        for bucket in ([5, 0], [3], [1, 2, 4]):
+            given = {parts[number]: gradients[number].clone() for number in bucket if (iteration, number) != (2, 1)}
+            steps.apply(given, hyper)
+        for group, known in zip(ours.param_groups, hyper, strict=True):
+            group["lr"] = known["lr"]
+        assert all(parameter.grad is None for parameter in parts)
+        for one, other in zip(whole, parts, strict=True):
+            assert torch.equal(one, other)
+    # Where there is no state, ours may hold an empty entry for a parameter.
+    states = [
+        {number: state for number, state in optimizer.state_dict()["state"].items() if state}
+        for optimizer in (plain_optimizer, ours)
+    ]
+    assert states[0].keys() == states[1].keys()
+    for number in states[0]:
+        for key, value in states[0][number].items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(states[1][number][key])), key
+
+
+def test_a_step_can_be_made_on_a_copy_with_the_same_state() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=1.0, momentum=0.5)
+    steps, shadow = PartialSteps(optimizer), {parameter: parameter.detach().clone()}
+    steps.apply({parameter: torch.ones(3)}, steps.hyper(), shadow)
+    steps.apply({parameter: torch.ones(3)}, steps.hyper(), shadow)
+    assert parameter.tolist() == [1.0] * 3
+    assert shadow[parameter].tolist() == [1 - 1 - 1.5] * 3
+    assert optimizer.state[parameter]["momentum_buffer"].tolist() == [1.5] * 3
+
+
+def test_a_parameter_whose_memory_was_replaced_is_updated_where_it_is_now() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    steps = PartialSteps(torch.optim.SGD([parameter], lr=1.0))
+    steps.apply({parameter: torch.ones(3)}, steps.hyper())
+    parameter.data = torch.full((3,), 5.0)
+    steps.apply({parameter: torch.ones(3)}, steps.hyper())
+    assert parameter.tolist() == [4.0] * 3
+
+
+# ------------------------------------------------------------ promised gradients
+
+
+class _Promise:
+    def __init__(self, *values: float) -> None:
+        self.average, self.asked = torch.tensor(values), 0
+        self.gradient = PendingGradient(self.average, self._settle)
+
+    def _settle(self) -> Tensor:
+        self.asked += 1
+        return self.average
+
+
+def test_a_promise_waits_only_when_it_is_read() -> None:
+    promise = _Promise(3.0, 4.0)
+    parameter = nn.Parameter(torch.zeros(2))
+    parameter.grad = promise.gradient
+    assert parameter.grad.shape == (2,) and parameter.grad.dtype == torch.float32 and parameter.grad is not None
+    parameter.grad = None
+    assert promise.asked == 0
+    assert promise.gradient.norm().item() == 5.0
+    assert promise.asked > 0
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda g: (g * 2 / 2).tolist(),
+        lambda g: g.tolist(),
+        lambda g: g.numpy().tolist(),
+        lambda g: g.detach().clone().tolist(),
+        lambda g: torch.stack([g, g])[0].tolist(),
+        lambda g: copy.deepcopy(g).tolist(),
+        lambda g: pickle.loads(pickle.dumps(g)).tolist(),
+        lambda g: [g[0].item(), float(g[1])],
+        lambda g: torch.zeros(2).add_(g).tolist(),
+        lambda g: g.to(torch.float64).tolist(),
+        lambda g: g.cpu().tolist(),
+        lambda g: torch._foreach_mul([g], 1.0)[0].tolist(),
+        lambda g: plain(g).tolist(),
+        lambda g: list(map(float, __import__("numpy").asarray(g))),
+    ],
+)
+def test_every_way_to_read_a_promise_gives_the_average(read: Callable[[Any], list[float]]) -> None:
+    assert read(_Promise(3.0, 4.0).gradient) == [3.0, 4.0]
+
+
+def test_clipping_unscaling_and_accumulating_change_the_average_itself() -> None:
+    promise, other = _Promise(3.0, 4.0), _Promise(0.0, 12.0)
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    parameters[0].grad, parameters[1].grad = promise.gradient, other.gradient
+    assert nn.utils.clip_grad_norm_(parameters, 1.3).item() == pytest.approx(13.0)
+    torch.testing.assert_close(promise.average, torch.tensor([0.3, 0.4]))
+    nn.utils.clip_grad_value_(parameters, 0.35)
+    torch.testing.assert_close(promise.average, torch.tensor([0.3, 0.35]))
+    scaler = torch.amp.GradScaler("cpu", init_scale=0.5)
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(optimizer)
+    torch.testing.assert_close(promise.average, torch.tensor([0.6, 0.7]))
+    parameters[0].grad += torch.ones(2)
+    torch.testing.assert_close(promise.average, torch.tensor([1.6, 1.7]))
+    parameters[0].grad.zero_()
+    assert promise.average.tolist() == [0.0, 0.0]
+
+
+def test_backward_adds_to_a_promise_that_was_not_cleared() -> None:
+    promise = _Promise(3.0, 4.0)
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = promise.gradient
+    (parameter * torch.tensor([1.0, 2.0])).sum().backward()
+    assert plain(parameter.grad).tolist() == [4.0, 6.0]
+
+
+# ------------------------------------------------------------ guarded reads
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.norm(self.first(x)))
+        return out
+
+
+class _Reads:
+    """A module behind a gate; each tensor is its own bucket, and what is waited for is written down."""
+
+    def __init__(self) -> None:
+        self.module = _Tied()
+        self.waited: list[str] = []
+        self.gate = Gate(self._wait)
+        self._names = [name for name, _ in (*self.module.named_parameters(), *self.module.named_buffers())]
+        for number, (_, tensor) in enumerate((*self.module.named_parameters(), *self.module.named_buffers())):
+            self.gate.know(tensor, number)
+        self.guard = Guard(self.module, self.gate)
+        self.gate.closed = True
+
+    def _wait(self, numbers: Iterable[int]) -> None:
+        self.waited += [self._names[number] for number in numbers]
+
+
+def test_reading_waits_for_what_is_read_and_nothing_else() -> None:
+    reads = _Reads()
+    _ = reads.module.first.bias
+    assert reads.waited == ["first.bias"]
+    reads.waited.clear()
+    _ = reads.module.second.weight  # another layer's
+    assert reads.waited == ["first.weight"]
+    reads.waited.clear()
+    _ = reads.module.norm.running_mean
+    assert reads.waited == ["norm.running_mean"]
+    reads.waited.clear()
+    reads.gate.closed = False
+    reads.module(torch.zeros(2, 3))
+    assert reads.waited == []
+
+
+def test_a_forward_waits_layer_by_layer_in_its_order() -> None:
+    reads = _Reads()
+    reads.module(torch.zeros(2, 3))
+    waited = list(dict.fromkeys(reads.waited))
+    assert set(waited[:2]) == {"first.weight", "first.bias"}
+    assert waited[-1] == "second.bias"
+    assert set(waited[2:-1]) == {
+        f"norm.{n}" for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    }
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda module: module.state_dict(),
+        lambda module: [*module.named_parameters(), *module.named_buffers()],
+        lambda module: [*module.parameters(), *module.buffers()],
+        lambda module: copy.deepcopy(module),
+        lambda module: pickle.dumps(module),
+    ],
+)
+def test_whatever_reads_everything_waits_for_everything(read: Callable[[nn.Module], Any]) -> None:
+    reads = _Reads()
+    read(reads.module)
+    assert set(reads.waited) == set(reads._names)
+
+
+def test_copies_are_free_and_the_guard_can_be_taken_off() -> None:
+    reads = _Reads()
+    for one in (copy.deepcopy(reads.module), pickle.loads(pickle.dumps(reads.module))):
+        reads.waited.clear()
+        one(torch.zeros(2, 3))
+        assert reads.waited == []
+        assert one.first.weight is one.second.weight  # tied, still
+        assert type(one.first._parameters) is dict
+    reads.guard.remove()
+    reads.module(torch.zeros(2, 3))
+    assert reads.waited == []
+    assert type(reads.module.norm._buffers) is dict and type(reads.module.first._parameters) is dict
+
+
+def test_a_recurrent_module_waits_before_its_forward() -> None:
+    module = nn.LSTM(2, 3)
+    waited: list[int] = []
+    gate = Gate(waited.extend)
+    for number, one in enumerate(module.parameters()):
+        gate.know(one, number)
+    guard = Guard(module, gate)
+    gate.closed = True
+    module(torch.zeros(1, 1, 2))
+    assert {0, 1, 2, 3} <= set(waited)
+    guard.remove()
+
+
+# ------------------------------------------------------------ seconds
+
+
+def test_a_stopwatch_takes_apart_data_computing_and_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("quorate.parallel.stopwatch.time.monotonic", lambda: now[0])
+    watch = Stopwatch()
+    now[0] = 102.0
+    watch.begin(10.0)
+    now[0] = 103.0
+    watch.begin(10.5)  # the second forward of an accumulation does not begin anew
+    now[0] = 107.0
+    assert watch.end(11.0) == {"data_s": 2.0, "compute_s": 4.0, "transfer_s": 1.0}
+    watch.restart()
+    now[0] = 108.0
+    assert watch.end(11.0) == {"data_s": 1.0, "compute_s": 0.0, "transfer_s": 0.0}  # a step without a forward
