@@ -58,6 +58,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="ratio 1 unless --ratio, one repeat, no second tries")
     parser.add_argument("--timeout", type=float, default=180.0, metavar="S", help="seconds for a run (default 180)")
     parser.add_argument("--quiet", type=float, default=20.0, metavar="S", help="wait so long for others to pause")
+    parser.add_argument(
+        "--elsewhere", action="store_true", help="layers sleep instead of computing, as where accelerators compute them"
+    )
     parser.add_argument("--no-pin", action="store_true", help="do not pin each host's processes to one core")
     parser.add_argument("--figure", type=Path, metavar="FILE.png", help="draw the bars")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of tables")
@@ -86,6 +89,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         given.repeats,
         given.iterations,
         again=0 if given.quick else 1,
+        elsewhere=given.elsewhere,
         quiet_s=given.quiet,
         timeout_s=given.timeout,
     )
@@ -99,6 +103,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "machine": machine(),
         "hosts": given.hosts,
         "pinned": pinned,
+        "elsewhere": given.elsewhere,
         "repeats": given.repeats,
         "iterations": given.iterations,
         "rows": rows,

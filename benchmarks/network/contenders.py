@@ -41,6 +41,7 @@ class Run:
     net: str
     iterations: int
     warmup: int = 5
+    elsewhere: bool = False  # layers sleep instead of computing
     settle_s: float = 0.0  # that exchanges still under way after the warm-up need
 
 
@@ -69,7 +70,7 @@ def wrapped(contender: str, net: nn.Module, optimizer: torch.optim.Optimizer) ->
 
 
 def _train(given: Run) -> dict[str, Any]:
-    net = workload.model(given.net)
+    net = workload.model(given.net, given.elsewhere)
     optimizer = workload.optimizer(net)
     model = wrapped(given.contender, net, optimizer)
     batches = workload.pictures(given.net, dist.get_rank())

@@ -27,6 +27,7 @@ class Effort:
     iterations: int = 30
     warmup: int = 5
     again: int = 1  # times that a run is made again while other programs disturb it; the least disturbed one counts
+    elsewhere: bool = False  # layers sleep instead of computing
     quiet_s: float = 20.0  # that it waits for other programs to pause before a run
     timeout_s: float = 180.0
 
@@ -90,7 +91,7 @@ class Sweep:
             return {"failed": str(failure)}
 
     def _measure(self, contender: str, net: str, iterations: int | None = None, settle_s: float = 0.0) -> Timed:
-        given = Run(contender, net, self._effort.iterations, self._effort.warmup, settle_s)
+        given = Run(contender, net, self._effort.iterations, self._effort.warmup, self._effort.elsewhere, settle_s)
         if iterations is not None:
             given = replace(given, iterations=min(iterations, given.iterations))
         tried: list[Timed] = []

@@ -17,6 +17,8 @@ def show(report: dict[str, Any]) -> None:
         f"{report['hosts']} hosts on {machine['cores']} cores, pinned: {report['pinned']}; torch {machine['torch']}, "
         f"Python {machine['python']}; medians of {report['repeats']} repeats of {report['iterations']} iterations"
     )
+    if report["elsewhere"]:
+        print("Layers sleep instead of computing, as where each host has an accelerator of its own.")
     for (net, ratio), group in groupby(report["rows"], lambda row: (row["net"], row["ratio"])):
         rows = list(group)
         draw(_title(net, ratio, rows[0]), _COLUMNS, [_cells(row) for row in rows])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from benchmarks.network.elsewhere import computed_elsewhere
 from quorate.tasks.nets import alexnet, googlenet
 
 SEED = 20240611
@@ -29,10 +30,11 @@ NETS = {
 }
 
 
-def model(net: str) -> nn.Module:
-    """The same on every host."""
+def model(net: str, elsewhere: bool = False) -> nn.Module:
+    """The same on every host. elsewhere: as if an accelerator computed it."""
     torch.manual_seed(SEED)
-    return NETS[net].build()
+    built = NETS[net].build()
+    return computed_elsewhere(built, torch.zeros(1, 3, 32, 32)) if elsewhere else built
 
 
 def parameter_bytes(net: str) -> int:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.network import calibrating, floors, hosts, stragglers, sweep
+import torch
+from benchmarks.network import calibrating, elsewhere, floors, hosts, stragglers, sweep, workload
 from benchmarks.network.__main__ import RATIOS, parsed, plan
 from benchmarks.network.contenders import CONTENDERS, DEFAULT
 
@@ -191,6 +192,27 @@ def test_the_bars_can_be_drawn_again(tmp_path: Path) -> None:
     assert (refused.returncode, "must have rows, and the figure be a .png" in refused.stderr) == (2, True)
     subprocess.run([*command, f"{tmp_path / 'bars.png'}"], cwd=ROOT, check=True)
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ---------------------------------------------------------------- nets
+
+
+@pytest.mark.parametrize("net", ["alexnet", "googlenet"])
+def test_a_stand_in_has_the_parameters_of_its_net_and_their_gradients(net: str) -> None:
+    real = workload.model(net)
+    (pictures, classes), *_ = workload.pictures(net, 0)
+    layers = elsewhere.used_layers(real, pictures[:1])
+    stand_in = elsewhere.computed_elsewhere(real, pictures[:1], forward_s=1e-4)
+    assert sum(p.numel() for p in stand_in.parameters()) == sum(p.numel() for p in real.parameters())
+    assert [p.shape for p in stand_in.parameters()] == [p.shape for layer, _ in layers for p in layer.parameters()]
+    torch.nn.functional.cross_entropy(stand_in(pictures), classes).backward()
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in stand_in.parameters())
+
+
+def test_a_layer_takes_the_share_of_its_multiplications() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(4 * 64, 10))
+    layers = elsewhere.used_layers(net, torch.zeros(2, 3, 8, 8))
+    assert [products for _, products in layers] == [2 * 64 * 4 * 3 * 9, 2 * 10 * 4 * 64]
 
 
 # ---------------------------------------------------------------- hosts
