@@ -200,6 +200,14 @@ def test_a_pass_waits_for_batches_that_may_come_back() -> None:
     assert sampler.epoch == 1
 
 
+def test_what_is_lent_before_a_process_is_ready_for_it_is_not_lost() -> None:
+    sampler = Sampler(12, 2, seed=1)
+    sampler.heard({"kind": "lent", "batch": 5, "epoch": 0, "version": 0})
+    sampler.bind(1, 2, True, lambda kind, **fields: None)
+    sampler.heard({"kind": "epoch_over", "epoch": 0})
+    assert a_pass(sampler) == [Ledger(12, 2, seed=1).indices(5)]
+
+
 def test_a_batch_of_the_next_epoch_ends_the_pass_too() -> None:
     sampler, lender = lent([])
     lender.lend(0)

@@ -71,6 +71,7 @@ class Sampler(TorchSampler[list[int]]):
         self._catch_up: CatchUp | None = None
         self._version = 0
         self._error: QuorateError | None = None
+        self._early: list[dict[str, Any]] = []  # messages that came before it was bound: others are bound already
 
     # ------------------------------------------------------------ what DataParallel does
 
@@ -89,8 +90,12 @@ class Sampler(TorchSampler[list[int]]):
         seating = Seating(self._batches.batches_per_epoch, workers)  # also refuses too few batches
         if decided:
             assert send is not None
-            self._source, self._send, self._catch_up = Borrowing(self._restored.get("epoch", 0)), send, catch_up
+            self._send, self._catch_up = send, catch_up
             self._share = math.ceil(seating.batches / workers)
+            with self._changed:
+                self._source = borrowing = Borrowing(self._restored.get("epoch", 0))
+                for message in self._early:
+                    borrowing.heard(message)
             return
         before = self._restored.get("workers", workers)
         if before != workers:
@@ -113,7 +118,9 @@ class Sampler(TorchSampler[list[int]]):
     def heard(self, message: dict[str, Any]) -> None:
         """A message of the coordinator came; those for somebody else are ignored. From any thread."""
         with self._changed:
-            if isinstance(self._source, Borrowing):
+            if self._source is None:
+                self._early.append(message)
+            elif isinstance(self._source, Borrowing):
                 self._source.heard(message)
                 self._changed.notify_all()
 
