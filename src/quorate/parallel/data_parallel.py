@@ -117,6 +117,8 @@ class DataParallel(nn.Module):
         self._begin_judging(trace, extra.get("ledger"))
         if self._saver is not None:
             self._plane.before_complete = self._saver.settle
+            if self._decides:
+                self._saver.follow(self._plane, self._extra)
         self._guard = Guard(module, self._plane.gate)
         self._takeover = Takeover(optimizer, self._step, self.synchronize)
         self._at_exit = AtExit(self)
@@ -240,8 +242,11 @@ class DataParallel(nn.Module):
 
     def _saved_up_to(self, receipt: Receipt) -> None:
         if self._saver is not None and not receipt.over and self._saver.is_due(receipt.version):
-            extra = {} if self._sampler is None else {"sampler": self._sampler.state()}
-            self._saver.reached(receipt.version, extra)
+            self._saver.reached(receipt.version, self._extra())
+
+    def _extra(self) -> dict[str, Any]:
+        """What else a checkpoint needs to go on."""
+        return {} if self._sampler is None else {"sampler": self._sampler.state()}
 
     def synchronize(self) -> None:
         """Wait until every update that the next iteration reads is applied; then all parameters may be read."""
@@ -276,7 +281,7 @@ class DataParallel(nn.Module):
         try:
             self._driver.finish()
             if self._saver is not None:
-                self._saver.save(self.version, {} if self._sampler is None else {"sampler": self._sampler.state()})
+                self._saver.save(self.version, self._extra())
                 self._saver.close()
         finally:
             self._let_go()

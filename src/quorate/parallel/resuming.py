@@ -7,7 +7,8 @@ many processes there are. What is sent are numbers and the checkpoint's own byte
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -100,7 +101,24 @@ def saving_if_asked(
         raise BadInput(
             f"process {asked.index(1)} has checkpoint=, but process {asked.index(0)} has not; give it in every process"
         )
-    return start_saving(make, together) if checkpoint is not None else (None, None)
+    if checkpoint is None:
+        return None, None
+    if together.worker == 0:
+        _warn_of_old_addresses(os.environ)
+    return start_saving(make, together)
+
+
+def _warn_of_old_addresses(environment: Mapping[str, str]) -> None:
+    """torchrun hands one store to all lives of a script, and a new life may find the addresses of the old one in it.
+
+    See pytorch/pytorch#135712; torch 2.13 still does.
+    """
+    restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and restarts != "0":
+        warn(
+            "after a restart torchrun may send processes to addresses of those that died; start it with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 set, and with --standalone or --rdzv-backend=c10d"
+        )
 
 
 def start_saving(make: Callable[[], Saver], together: Together) -> tuple[Saver, Resumed | None]:

@@ -11,19 +11,19 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from quorate._tensor_state import find_safetensors
 from quorate.checkpoint import BackgroundWriter, CheckpointFolder, Loaded, check_can_save, check_same_tensors
 from quorate.checkpointing import warn
+from quorate.engines.collective.plane import Plane
 from quorate.errors import BadInput, check_at_least
+from quorate.parallel.copying import Copies, like, plain, tensors_of
 from quorate.parallel.randomness import Randomness, random_state, set_random_state
 
 #: What is in a checkpoint of this kind, as against one of `quorate.train`.
@@ -57,16 +57,17 @@ class Saver:
         self._module, self._optimizer, self._also = module, optimizer, _checked(also)
         path = _path(folder)
         find_safetensors()
-        check_can_save(_plain(self._state()))  # rather now than after an hour
+        check_can_save(plain(self._state()))  # rather now than after an hour
         self.folder = _TimedFolder(path, durable_every_s)
         self._randomness = Randomness(self.folder.folder, worker)
         if self.writes:
             _check_writable(path)
             self.folder.sweep()
         self._writer = BackgroundWriter(self.folder, self._failed, self._saved)
-        self._copies = _Copies()
+        self._copies = Copies()
         self._noted: tuple[int, dict[str, Any], dict[str, Tensor]] | None = None
         self._last = 0  # the version last reached
+        self._follows = False  # versions are saved by the thread that makes them
         self._settling = threading.Lock()
         self._has_warned = False
 
@@ -86,6 +87,8 @@ class Saver:
 
         That is the randomness, of which the next batch may take some, and what the caller adds (its sampler's place).
         """
+        if self._follows:
+            return
         random = random_state()
         self._noted, self._last = (version, dict(extra or {}), random), version
         if not self.writes:
@@ -103,12 +106,36 @@ class Saver:
         (version, extra, random), self._noted = self._noted, None
         if not self.writes:
             return
-        self.settle()  # one set of copies: the last one must be written before they are used again
-        state = {**self._state(), "random": random, "extra": extra}
-        self._writer.submit(version, self._copies.of(state))
+        self._submit(version, {**self._state(), "random": random, "extra": extra})
+
+    def follow(self, plane: Plane, extra: Callable[[], dict[str, Any]]) -> None:
+        """Save each version where it is made, by the thread that makes it, instead of where the script begins the next.
+
+        Where a quorum is enough, versions are made while this process is late, and the optimizer's state goes on with
+        them. What `also` names is then as the script has it at that moment.
+        """
+        if not self.writes:
+            return
+        self._follows, then = True, plane.on_version
+
+        def made(version: int, seconds: float) -> None:
+            if then is not None:
+                then(version, seconds)
+            if self.is_due(version):
+                self._last = version
+                state = self._state({**plane.newest(), **plane.newest_buffers()})
+                self._submit(version, {**state, "random": random_state(), "extra": extra()})
+
+        plane.on_version = made
+
+    def _submit(self, version: int, state: dict[str, Any]) -> None:
+        with self._settling:
+            self._writer.finish()  # one set of copies: the last one must be written before they are used again
+            self._writer.submit(version, self._copies.of(state))
 
     def save(self, version: int, extra: dict[str, Any] | None = None) -> None:
         """Save a version as it is now."""
+        self._follows = False
         self.reached(version, extra)
         self.take()
 
@@ -122,10 +149,19 @@ class Saver:
         self.take()
         self.settle()
 
-    def _state(self) -> dict[str, Any]:
-        optimizer = self._optimizer.state_dict()
+    def _state(self, newest: Mapping[Tensor, Tensor] | None = None) -> dict[str, Any]:
+        """What belongs to a version.
+
+        newest: parameters and buffers whose newest values are elsewhere.
+        """
+        optimizer, model = self._optimizer.state_dict(), self._module.state_dict()
+        if newest is not None:
+            everything = (self._module.named_parameters, self._module.named_buffers)
+            for name, tensor in (pair for named in everything for pair in named(remove_duplicate=False)):
+                if name in model and tensor in newest:
+                    model[name] = newest[tensor].detach()
         return {
-            "model": self._module.state_dict(),
+            "model": model,
             "optimizer": {"kind": type(self._optimizer).__name__, **optimizer},
             "also": {name: thing.state_dict() for name, thing in self._also.items()},
         }
@@ -160,14 +196,14 @@ class Saver:
                 f"the checkpoint of version {loaded.version} in {str(self.folder.folder)!r} has no {missing[0]}: "
                 "it is not one of a DataParallel run; give checkpoint= another folder"
             )
-        check_same_tensors(_tensors(self._module.state_dict()), _tensors(state["model"]), "model")
+        check_same_tensors(tensors_of(self._module.state_dict()), tensors_of(state["model"]), "model")
         saved = dict(state["optimizer"])
         self._check_optimizer(saved.pop("kind"), saved)
         self._check_also(state["also"])
-        self._module.load_state_dict(_like(state["model"], self._module.state_dict()))
+        self._module.load_state_dict(like(state["model"], self._module.state_dict()))
         self._optimizer.load_state_dict(saved)
         for name, thing in self._also.items():
-            thing.load_state_dict(_like(state["also"][name], thing.state_dict()))
+            thing.load_state_dict(like(state["also"][name], thing.state_dict()))
         random = state["random"] if self.worker == 0 else self._randomness.load(loaded.version)
         if random is not None:
             set_random_state(random)
@@ -253,66 +289,3 @@ def _check_writable(folder: Path) -> None:
 
 def _listed(numbers: list[int]) -> str:
     return " and ".join(map(str, numbers))
-
-
-# ------------------------------------------------------------ states
-
-
-def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
-
-
-def _plain(value: Any) -> Any:
-    """The same with plain dicts: modules have ordered ones, MultiStepLR counts in a Counter."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_plain(item) for item in value)
-    return value.detach() if isinstance(value, nn.Parameter) else value
-
-
-def _like(value: Any, here: Any) -> Any:
-    """A loaded value, with the kinds of dict that stand in the same place here."""
-    if isinstance(value, dict) and isinstance(here, dict):
-        items = {key: _like(item, here.get(key)) for key, item in value.items()}
-        if type(here) is OrderedDict:  # of a module; it carries the versions of its layers
-            made = OrderedDict(items)
-            made.__dict__.update(here.__dict__)
-            return made
-        return Counter(items) if type(here) is Counter else items
-    if isinstance(value, list) and isinstance(here, list) and len(value) == len(here):
-        return [_like(*pair) for pair in zip(value, here, strict=True)]
-    return value
-
-
-class _Copies:
-    """Copies of tensors in main memory; the memory is used again for the next checkpoint."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
-        self._is_on_gpu = False
-
-    def of(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The state with all its tensors copied; complete on return."""
-        self._is_on_gpu = False
-        before, self._kept = self._kept, {}
-        copied: dict[str, Any] = self._copied(_plain(state), "", before)
-        if self._is_on_gpu:
-            torch.cuda.synchronize()
-        return copied
-
-    def _copied(self, value: Any, path: str, before: dict[str, Tensor]) -> Any:
-        if isinstance(value, dict):
-            return {key: self._copied(item, f"{path}.{key}", before) for key, item in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(self._copied(item, f"{path}.{index}", before) for index, item in enumerate(value))
-        if type(value) is not Tensor:
-            return value
-        if value.layout != torch.strided or value.is_quantized:
-            return value.detach().clone()  # refused where it is written, with its place
-        kept = before.get(path)
-        if kept is None or kept.shape != value.shape or kept.dtype != value.dtype:
-            kept = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-        self._kept[path] = kept.copy_(value.detach(), non_blocking=value.is_cuda)
-        self._is_on_gpu |= value.is_cuda
-        return kept

@@ -261,6 +261,9 @@ class Decided(Plane):
     def _instead(self) -> dict[Tensor, Tensor] | None:
         return self._shadow
 
+    def newest_buffers(self) -> dict[Tensor, Tensor]:
+        return dict(self._buffers)
+
     def _set_buffer(self, member: int, average: Tensor) -> None:
         buffer = self.layout.tensor(member)
         self._buffers[buffer].copy_(average if buffer.dtype.is_floating_point else average.round())

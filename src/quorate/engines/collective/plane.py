@@ -49,7 +49,7 @@ class Plane(ABC):
         self, layout: Layout, group: Group, worker: int, steps: PartialSteps, *, slots: int, clip_norm: float | None
     ) -> None:
         self.layout, self.worker = layout, worker
-        self.gate = Gate(self.wait_until_readable)
+        self.gate = Gate(self._wait_to_read)
         for member in layout.bucket_of:
             self.gate.know(layout.tensor(member), layout.bucket_of[member])
         self._group, self._steps, self._clip_norm = group, steps, clip_norm
@@ -243,6 +243,10 @@ class Plane(ABC):
         instead = self._instead()
         return {one: one.detach() if instead is None else instead[one] for one in self.layout.parameters}
 
+    def newest_buffers(self) -> dict[Tensor, Tensor]:
+        """Buffers whose newest averages are elsewhere; only in the updating thread."""
+        return {}
+
     def _joined_for(self, round: Round) -> dict[int, Tensor] | None:
         return self._joined
 
@@ -280,8 +284,18 @@ class Plane(ABC):
                 self.gate.closed = bool(self._unreadable)
             self.waited_s += time.monotonic() - began
 
+    def _wait_to_read(self, numbers: Iterable[int]) -> None:
+        if not self._is_one_of_ours():
+            self.wait_until_readable(numbers)
+
+    def _is_one_of_ours(self) -> bool:
+        """Whether this thread makes the versions: it must not wait for the next one while it saves the last."""
+        return threading.current_thread() in self._threads
+
     def synchronize(self) -> None:
         """Until every released update is applied."""
+        if self._is_one_of_ours():
+            return
         self.wait_until_readable(range(len(self.layout.buckets)))
         self.wait_for(lambda: not self._released)
 
