@@ -18,7 +18,7 @@ from quorate.engines.collective.free_running import FreeRunning
 from quorate.engines.collective.groups import Processes, check_there_is_a_group
 from quorate.engines.collective.hooks import buffers_of
 from quorate.engines.collective.judged import check_collective
-from quorate.engines.collective.layout import Layout
+from quorate.engines.collective.layout import MOST_PIECES, MOST_PIECES_DELAYED, Layout, piece_bytes_for
 from quorate.engines.collective.partial_steps import PartialSteps
 from quorate.engines.collective.reading import Guard
 from quorate.engines.collective.receipts import Receipt
@@ -106,7 +106,11 @@ class DataParallel(nn.Module):
         self._error: QuorateError | None = None
         self._is_finished = False
         self._is_traced = any(self.processes.gather_bytes(b"trace" if trace is not None else b""))
-        layout = Layout([one for _, one in named], [one for _, one in buffers], self.workers, bucket_bytes)
+        parameters = [one for _, one in named]
+        if bucket_bytes is None:
+            most = MOST_PIECES_DELAYED if isinstance(self.policy, Delayed) and self.policy.delay else MOST_PIECES
+            bucket_bytes = piece_bytes_for(parameters, self.processes.pace(), most)
+        layout = Layout(parameters, [one for _, one in buffers], self.workers, bucket_bytes)
         self._driver = self._make_driver(layout, PartialSteps(optimizer), clip_norm, version)
         self._plane = self._driver.plane
         self._checker = Checker(check_every, named, self._plane, self._send)
@@ -236,7 +240,9 @@ class DataParallel(nn.Module):
         self._raise_if_failed()
         self.receipt = self._driver.step()
         self._saved_up_to(self.receipt)
-        if not self._overlap:
+        if self._overlap:
+            self._guard.settle()
+        else:
             self.synchronize()
         return self.receipt
 

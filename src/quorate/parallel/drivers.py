@@ -194,6 +194,7 @@ class DecidedDriver(Driver):
             self._send("began", version=self.version)
 
     def _step(self, parts: dict[str, float]) -> Receipt:
+        self.listen(False)  # what follows the step in an `iteration()`, such as zero_grad(), is not to be skipped
         self._is_fresh = True
         self._count += 1
         plane, version = self.plane, self.plane.reading

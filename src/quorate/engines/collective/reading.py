@@ -3,7 +3,8 @@
 Updates are applied while the script goes on, so whatever reads a parameter must wait for that parameter's update. The
 reads are the dependencies: modules keep their parameters and buffers in dictionaries, and ours wait when something is
 taken out. So a layer that uses another layer's weight is safe too, as are `state_dict()`, `parameters()` and
-`module.weight`. Modules that keep references elsewhere (recurrent ones, compiled ones) wait before their forward.
+`module.weight`. Modules that keep references elsewhere (recurrent ones, compiled ones) wait before their forward, and
+what is inside a compiled module is waited for when the step is made.
 """
 
 from __future__ import annotations
@@ -81,11 +82,14 @@ class Guard:
 
     def __init__(self, module: nn.Module, gate: Gate) -> None:
         self._module = module
+        self._gate = gate
         self._handles: list[Any] = []
+        self._unguarded: list[Tensor] = []
         for one, inside_compiled in _with_compiled(module, False):
             if _keeps_references(one) or _is_compiled(one):
                 self._handles.append(one.register_forward_pre_hook(_waiting(one, gate)))
-            if inside_compiled:
+            if inside_compiled or isinstance(one, torch.jit.ScriptModule):
+                self._unguarded += [*one.parameters(recurse=False), *one.buffers(recurse=False)]
                 continue
             for kind in ("_parameters", "_buffers"):
                 known = one.__dict__.get(kind)
@@ -93,6 +97,11 @@ class Guard:
                     guarded = GuardedTensors(known)
                     guarded.gate = gate
                     one.__dict__[kind] = guarded
+
+    def settle(self) -> None:
+        """Wait for tensors whose readers cannot be seen: those of compiled modules, which want plain dictionaries."""
+        if self._unguarded and self._gate.closed:
+            self._gate.pass_all(self._unguarded)
 
     def remove(self) -> None:
         for handle in self._handles:
