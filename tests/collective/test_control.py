@@ -262,14 +262,14 @@ def turned_away(hub: Hub, data: bytes) -> bool:
         struct.pack(">I", 5) + b"no js",
         struct.pack(">I", 2) + b"[]",
         struct.pack(">I", 5000) + b"{",
-        pack({"kind": "hello", "worker": 1, "pid": 1, "host": "h", "token": "guessed"}),
-        pack({"kind": "hello", "worker": 1, "pid": 1, "host": "h"}),
+        pack({"kind": "hello", "worker": 2, "pid": 1, "host": "h", "token": "guessed"}),
+        pack({"kind": "hello", "worker": 2, "pid": 1, "host": "h"}),
         pack({"kind": "arrived", "version": 1}),
         b"\xff" * 8,
     ],
 )
 def test_strangers_are_turned_away_and_nobody_notices(said: bytes) -> None:
-    with gathered(2) as (hub, links):
+    with gathered(3, here=2) as (hub, links):  # worker 2's place is free
         assert turned_away(hub, said)
         links[1].link.send("want")
         assert hub.inbox.get(timeout=LONG_S)[1:] == (1, {"kind": "want"})
