@@ -144,13 +144,12 @@ class FreeRunning(Plane):
         self._release_all_but(0)
         self.synchronize()
 
-    def gradient(self, round: Round, member: int) -> Tensor:
-        """The average of a gradient of this iteration, once it is there."""
+    def gradient(self, round: Round, member: int) -> Tensor | None:
+        """The average of a gradient of this iteration, once it is there; None where nobody has one."""
         number = self.layout.bucket_of[member]
         # Once its update is released the buffer is in use until the update is applied.
         self.wait_for(lambda: round.applied[number] if round.released else round.averaged[number])
-        average = round.averages(number).get(member)
-        return average if average is not None else self.layout.tensor(member).new_zeros(())
+        return round.averages(number).get(member)
 
     def finish(self) -> None:
         """Bring nothing more; returns when nobody does."""

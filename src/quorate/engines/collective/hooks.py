@@ -23,7 +23,7 @@ class GradientHooks:
         self._round: Round | None = None  # of the backward pass under way
         self._in_backward = False
         self._numbers = {id(parameter): number for number, parameter in enumerate(plane.layout.parameters)}
-        self._pending: dict[int, PendingGradient] = {}
+        self._absent: dict[int, _Becoming] = {}  # by number, of those that this process did not compute
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._computed)  # type: ignore[no-untyped-call]
             for parameter in plane.layout.parameters
@@ -49,12 +49,7 @@ class GradientHooks:
         if gradient.layout != torch.strided:
             raise BadInput("a parameter has a sparse gradient, which no all-reduce can average; use sparse=False")
         self._plane.put(self._round, member, plain(gradient))
-        parameter.grad = self._promise(member, parameter)
-
-    def _promise(self, member: int, parameter: Tensor) -> PendingGradient:
-        round = self._round
-        assert round is not None
-        return PendingGradient(parameter, lambda: self._plane.gradient(round, member))
+        parameter.grad = PendingGradient(parameter, _Becoming(self._plane, self._round, member).settle)
 
     def _backward_is_over(self) -> None:
         """What backward did not reach leaves now: gradients from before (`no_sync`), or none."""
@@ -63,11 +58,23 @@ class GradientHooks:
             return
         self._round = round
         parameters = self._plane.layout.parameters
+        absent: dict[int, _Becoming] = {}
         for member in round.unfilled():
-            if member < len(parameters) and parameters[member].grad is not None:
+            if member >= len(parameters):
+                continue
+            if self._has_gradient(member):
                 self._send(member, parameters[member])
-        self._round = None
+            else:  # others may have one, and whoever clips must see the same gradients everywhere
+                absent[member] = _Becoming(self._plane, round, member)
+                parameters[member].grad = PendingGradient(parameters[member], absent[member].settle)
+        self._round, self._absent = None, absent
         self._plane.fill_up(round, lambda member: self._rest(round, member))
+
+    def _has_gradient(self, member: int) -> bool:
+        gradient = self._plane.layout.parameters[member].grad
+        if isinstance(gradient, PendingGradient) and member in self._absent:
+            return not self._absent[member].is_nothing
+        return gradient is not None
 
     def _rest(self, round: Round, member: int) -> Tensor | None:
         """Buffers go as they are; a parameter that nobody here used has no gradient."""
@@ -81,6 +88,29 @@ class GradientHooks:
         for parameter in self._plane.layout.parameters:
             if isinstance(parameter.grad, PendingGradient):
                 parameter.grad = None
+
+
+class _Becoming:
+    """What becomes of a gradient: the average, or zeros where nobody computed one."""
+
+    def __init__(self, plane: FreeRunning, round: Round, member: int) -> None:
+        self._plane, self._round, self._member = plane, round, member
+        self._zeros: Tensor | None = None
+
+    def settle(self) -> Tensor:
+        average = self._plane.gradient(self._round, self._member)
+        if average is not None:
+            return average
+        if self._zeros is None:  # one and the same: a later backward may add to it
+            self._zeros = torch.zeros_like(self._plane.layout.tensor(self._member))
+        return self._zeros
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether nobody computed one, and nothing was added to it since; of a round that is over."""
+        if self._plane.gradient(self._round, self._member) is not None:
+            return False
+        return self._zeros is None or not bool(self._zeros.any())
 
 
 def buffers_of(module: torch.nn.Module) -> list[tuple[str, Any]]:
