@@ -11,6 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+Panel = list[dict[str, Any]]  # the rows of a net and ratio
+
 COLOURS = {
     "blocking": "#9aa0a6",
     "ddp": "#5f6368",
@@ -40,7 +42,9 @@ def draw(report: dict[str, Any], path: Path) -> None:
     from matplotlib.lines import Line2D
 
     panels = [list(group) for _, group in groupby(report["rows"], lambda row: (row["net"], row["ratio"]))]
-    nets = list(dict.fromkeys(panel[0]["net"] for panel in panels))
+    swept = [net for net, of_net in _by_net(panels).items() if len(of_net) > 1]
+    panels = [panel for panel in panels if panel[0]["net"] in swept or not swept]  # one panel alone would waste a row
+    nets = list(_by_net(panels))
     ratios = list(dict.fromkeys(panel[0]["ratio"] for panel in panels))
     size = (0.6 + 2.3 * len(ratios), 0.7 + 2.3 * len(nets))
     drawing, grid = pyplot.subplots(len(nets), len(ratios), figsize=size, squeeze=False, layout="constrained")
@@ -58,16 +62,21 @@ def draw(report: dict[str, Any], path: Path) -> None:
     pyplot.close(drawing)
 
 
-def _bars(axes: Any, panel: list[dict[str, Any]]) -> None:
+def _by_net(panels: list[Panel]) -> dict[str, list[Panel]]:
+    nets = dict.fromkeys(panel[0]["net"] for panel in panels)
+    return {net: [panel for panel in panels if panel[0]["net"] == net] for net in nets}
+
+
+def _bars(axes: Any, panel: Panel) -> None:
     rates = {row["contender"]: row["iterations_per_s"] for row in panel if row["iterations_per_s"] is not None}
     bars = [name for name in COLOURS if name in rates]
     drawn = axes.bar([SHORT[name] for name in bars], [rates[name] for name in bars], color=[COLOURS[n] for n in bars])
-    axes.bar_label(drawn, fmt="%.1f", fontsize=7)
+    axes.bar_label(drawn, fmt="%.1f", fontsize=7, label_type="center", color="white")
     tallest = max((rates[name] for name in bars), default=1.0)
     top = 1.3 * max(tallest, rates.get("none", 0.0))
-    for name, colour in (("none", "#b3261e"), ("comm", "#c77700")):
+    for name, colour, first in (("none", "#b3261e", 0), ("comm", "#c77700", 4)):  # both show where they meet
         if name in rates and rates[name] < top:  # far above the bars it would only flatten them
-            axes.axhline(rates[name], color=colour, linestyle="--", linewidth=1)
+            axes.axhline(rates[name], color=colour, linestyle=(first, (4, 4)), linewidth=1.2)
     axes.set_ylim(0, top)
     ratio = panel[0]["ratio"]
     what = "no rate limit" if ratio is None else f"communication {ratio:g}×"
