@@ -1,0 +1,36 @@
+"""Starts a script with torchrun, on loopback, and ends everything it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def torchrun(
+    workers: int, script: Path, *arguments: str, settings: Mapping[str, str] | None = None, timeout_s: float = 100.0
+) -> str:
+    """What the processes printed; fails with it where one did not end well."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers)]
+    return launched([*command, str(script), *arguments], settings, timeout_s)
+
+
+def launched(command: list[str], settings: Mapping[str, str] | None = None, timeout_s: float = 100.0) -> str:
+    """What a command that starts processes printed; they are a group, so that none outlives the test."""
+    variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **(settings or {})}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables, start_new_session=True
+    )
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"not done after {timeout_s:.0f} s:\n{output}") from None
+    finally:
+        process.wait()
+    assert process.returncode == 0, output
+    return output
