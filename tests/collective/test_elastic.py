@@ -16,6 +16,7 @@ import pytest
 from tests.collective.scripts.elastic import DIES_AT, UPDATES
 
 SCRIPT = Path(__file__).parent / "scripts" / "elastic.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic.py"
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
@@ -26,9 +27,9 @@ ENVIRONMENT = {
 LIMIT_S = 110
 
 
-def torchrun(folder: Path, *options: str, processes: int = 3, restarts: int = 2) -> subprocess.CompletedProcess[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [*launcher, "--max-restarts", str(restarts), str(SCRIPT), str(folder), *options]
+def torchrun(folder: Path, *options: str, script: Path = SCRIPT) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    command = [*launcher, "--max-restarts", "2", str(script), str(folder), *options]
     # A session of its own, so that nothing is left of it if it has to be killed.
     with subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -97,6 +98,16 @@ def test_other_policies_go_on_too(tmp_path: Path, policy: str) -> None:
     ended = list(lives(tmp_path))
     assert all(begins["version"] >= DIES_AT - 1 for _, begins, _ in ended)
     assert len({ends["digest"] for *_, ends in ended}) == 1
+
+
+@pytest.mark.long
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "--dies-at", "25", "--updates", "40", script=EXAMPLE)
+    assert done.returncode == 0, done.stderr
+    first, second, last = done.stdout.splitlines()
+    assert first == "begins at version 0"
+    assert second in ("begins at version 10", "begins at version 20")  # the script does not wait for version 25 itself
+    assert last == "ends at version 40"
 
 
 @pytest.mark.parametrize("dead", [1, pytest.param(0, marks=pytest.mark.long)])

@@ -20,7 +20,7 @@ from torch import Tensor
 from quorate.checkpoint import CheckpointFolder, Loaded
 from quorate.errors import BadInput
 from quorate.parallel import resuming
-from quorate.parallel.resuming import Resumed, Together, newest_of_all, start_saving
+from quorate.parallel.resuming import Resumed, Together, newest_of_all, saving_if_asked, start_saving
 from tests.collective.test_saving import Script
 from tests.test_checkpoint import same, some_state
 
@@ -168,3 +168,32 @@ def test_a_checkpoint_of_another_model_is_refused_on_all(tmp_path: Path) -> None
     outcomes = on_each(2, lambda worker, together: start_saving(lambda: scripts[worker].saver, together))
     for outcome in outcomes:
         assert "of another model: tensor '0.weight' has shape (4, 3) there, (5, 3) here" in str(outcome)
+
+
+def test_a_folder_in_some_processes_only_is_refused_on_all(tmp_path: Path) -> None:
+    places = [tmp_path, None]
+
+    def work(worker: int, together: Together) -> Any:
+        return saving_if_asked(together.group, torch.device("cpu"), places[worker], lambda: Script(tmp_path).saver)
+
+    for outcome in on_each(2, work):
+        assert str(outcome) == "process 0 has checkpoint=, but process 1 has not; give it in every process"
+
+
+@pytest.mark.parametrize(
+    ("shares", "restarts", "warns"), [("True", "2", True), ("True", "0", False), ("False", "2", False)]
+)
+def test_the_store_that_torchrun_shares_between_lives_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: str, restarts: str, warns: bool
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shares)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
+    script = Script(tmp_path)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        on_each(
+            1,
+            lambda _, together: saving_if_asked(together.group, torch.device("cpu"), tmp_path, lambda: script.saver),
+        )
+    sentences = [str(one.message) for one in told]
+    assert ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in one for one in sentences] == [True] * warns

@@ -390,3 +390,52 @@ def test_no_folder_no_checkpoint(tmp_path: Path) -> None:
     assert script.saver.folder.versions() == []
     shutil.rmtree(tmp_path / "new")
     assert script.saver.load() is None
+
+
+# ------------------------------------------------------------ where a quorum is enough
+
+
+class Shadowed:
+    """A plane that makes versions on a copy, while the script is late."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.on_version: Any = None
+        self._newest = {one: torch.full_like(one, 7.0) for one in net.parameters()}
+        self._buffers = {one: torch.full_like(one, 3) for one in net.buffers()}
+
+    def newest(self) -> dict[Tensor, Tensor]:
+        return self._newest
+
+    def newest_buffers(self) -> dict[Tensor, Tensor]:
+        return self._buffers
+
+
+def test_versions_are_saved_where_they_are_made_though_the_script_is_late(tmp_path: Path) -> None:
+    script = Script(tmp_path, every=2)
+    plane: Any = Shadowed(script.net)
+    heard: list[tuple[int, float]] = []
+    plane.on_version = lambda version, seconds: heard.append((version, seconds))
+    script.saver.follow(plane, lambda: {"place": 4})
+    before = script.everything()
+    for version in (1, 2, 3, 4, 5):
+        plane.on_version(version, 0.5)
+    script.saver.reached(5)  # the script's own iterations save nothing
+    assert not script.saver.is_waiting
+    script.saver.settle()
+    assert heard == [(version, 0.5) for version in (1, 2, 3, 4, 5)]
+    loaded = script.saver.load()
+    assert loaded is not None and loaded.version == 4
+    names = {name for name, _ in script.net.named_parameters()}
+    assert {float(loaded.state["model"][name].unique()) for name in names} == {7.0}
+    assert {float(one.unique()) for name, one in loaded.state["model"].items() if name not in names} == {3.0}
+    assert same(script.everything(), before)
+    assert script.saver.restore(loaded) == {"place": 4}
+
+
+def test_others_than_worker_0_follow_nobody(tmp_path: Path) -> None:
+    script = Script(tmp_path, worker=2)
+    plane: Any = Shadowed(script.net)
+    script.saver.follow(plane, dict)
+    assert plane.on_version is None
+    script.saver.reached(1)
+    assert (tmp_path / "checkpoints" / "random" / "00002-00000001.json").exists()

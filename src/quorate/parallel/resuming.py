@@ -46,12 +46,12 @@ class Together:
     """
 
     def __init__(self, group: Group, device: torch.device | str = "cpu") -> None:
-        self._group, self._device = group, torch.device(device)
+        self.group, self._device = group, torch.device(device)
         self.worker = group.worker
 
     def numbers(self, mine: int) -> list[int]:
         """The number of each process."""
-        return [int(one) for one in self._group.gather_bytes(str(mine).encode())]
+        return [int(one) for one in self.group.gather_bytes(str(mine).encode())]
 
     def sent(self, content: bytes | None, source: int) -> bytes:
         """The bytes that one process has, on all of them."""
@@ -62,7 +62,7 @@ class Together:
             count = min(CHUNK_BYTES, len(received) - start)
             chunk = torch.frombuffer(received, dtype=torch.uint8, offset=start, count=count)
             moved = chunk.to(self._device)
-            self._group.broadcast(moved, source)
+            self.group.broadcast(moved, source)
             chunk.copy_(moved)
         return bytes(received)
 
@@ -74,7 +74,7 @@ class Together:
             done.append(work())
         except BadInput as refusal:
             trouble = refusal
-        sentences = self._group.gather_bytes(str(trouble or "").encode())
+        sentences = self.group.gather_bytes(str(trouble or "").encode())
         if trouble is not None:
             raise trouble
         for worker, sentence in enumerate(sentences):
