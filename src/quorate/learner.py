@@ -240,9 +240,12 @@ def squared_norm(tensors: Sequence[Tensor]) -> float:
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """No NaN and no Inf. A finite sum has neither among its terms; it costs half of what a norm does."""
-    total = 0.0
-    for tensor in tensors:
-        total += tensor.sum().item()
+    if tensors and tensors[0].is_cuda:  # one wait for the device, not one a tensor
+        total = float(torch.stack(torch._foreach_norm(list(tensors))).sum())
+    else:
+        total = 0.0
+        for tensor in tensors:
+            total += tensor.sum().item()
     return math.isfinite(total) or all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 

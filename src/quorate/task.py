@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from quorate.errors import BadInput, check_at_least, unknown_name
 
-READY_TASKS = {"digits": "quorate.tasks.digits:Digits"}
+READY_TASKS = {"digits": "quorate.tasks.digits:Digits", "cifar10": "quorate.tasks.cifar10:Cifar10"}
 NEEDED = ("model", "train_data", "loss", "optimizer")
 
 

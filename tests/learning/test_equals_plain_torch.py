@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import quorate
+from quorate.engines._together import each_group_by_itself
 from quorate.tasks.digits import Digits
 from tests.tasks import Toy, adam, batch_norm_net, mlp, plain_loop, sgd
 
@@ -119,6 +120,23 @@ def test_delayed_rounds_with_compensation_are_computed_apart() -> None:
     learning = quorate.Learning(delay_compensation=0.5)
     result = quorate.train(Toy(mlp), quorate.Delayed(1), engine, updates=3, learning=learning)
     assert result.metrics.header["engine"]["arithmetic"] == "kept"
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_batch_norm_of_groups_is_that_of_each_group(layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    grouped, apart = nn.BatchNorm2d(5), nn.BatchNorm2d(5)
+    x = torch.randn(12, 5, 4, 3).contiguous(memory_format=layout)
+    with each_group_by_itself(grouped, 3):
+        together = grouped(x)
+    assert together.is_contiguous(memory_format=layout)
+    began = {name: tensor.clone() for name, tensor in apart.state_dict().items()}
+    means = []
+    for group, piece in enumerate(x.chunk(3)):
+        apart.load_state_dict(began)
+        torch.testing.assert_close(together[4 * group : 4 * group + 4], apart(piece), rtol=1e-5, atol=1e-6)
+        means.append(apart.running_mean.clone())
+    torch.testing.assert_close(grouped.running_mean, torch.stack(means).mean(0))
 
 
 class NotAMean(Toy):

@@ -19,28 +19,31 @@ class Buffers:
         self._newest = [buffer.clone() for buffer in live if buffer.is_floating_point()]
         self._newest_counters = [buffer.clone() for buffer in live if not buffer.is_floating_point()]
         self.any = bool(live)
+        kinds = {(buffer.dtype, buffer.device) for buffer in self._newest}
+        #: Floats of one kind and whole numbers: statistics that can be handled all at once.
+        self._plain = len(kinds) == 1 and all(
+            not counter.is_complex() and counter.dtype != torch.bool for counter in self._newest_counters
+        )
 
     def after_forward(self) -> list[Tensor]:
         """A copy of what the forward pass made of them; the model gets those of the newest version back."""
         if not self.any:
             return []
-        after = [buffer.clone() for buffer in self._slots.tensors()]
+        after = _copies(self._slots.tensors())
         self.reset()
         return after
 
     def newest(self) -> list[Tensor]:
         """A copy of the newest version's."""
-        return [buffer.clone() for buffer in (*self._newest, *self._newest_counters)] if self.any else []
+        return _copies([*self._newest, *self._newest_counters])
 
     def load(self, buffers: list[Tensor]) -> None:
         """Let the model see these."""
-        for live, given in zip(self._slots.tensors(), buffers, strict=True):
-            live.copy_(given)
+        _copy_into(self._slots.tensors(), buffers)
 
     def reset(self) -> None:
         """Let the model see the newest version's."""
-        for live, newest in zip(self._slots.tensors(), (*self._newest, *self._newest_counters), strict=True):
-            live.copy_(newest)
+        _copy_into(self._slots.tensors(), [*self._newest, *self._newest_counters])
 
     def advance(
         self, after: list[list[Tensor]], shares: list[float], read: list[list[Tensor] | None] | None = None
@@ -50,8 +53,10 @@ class Buffers:
             return
         newest = [*self._newest, *self._newest_counters]
         if len(after) == 1 and (read is None or read[0] is None):
-            for now, only in zip(newest, after[0], strict=True):  # as it is: one worker equals a plain loop
-                now.copy_(only)
+            _copy_into(newest, after[0])  # as it is: one worker equals a plain loop
+        elif len(after) == 1 and self._plain:
+            assert read is not None and read[0] is not None
+            self._add_change(after[0], read[0])
         else:
             began = [given or newest for given in (read or [None] * len(after))]
             for place, now in enumerate(newest):
@@ -65,6 +70,16 @@ class Buffers:
                 else:
                     now.add_(changes.amax(0))
         self.reset()
+
+    def _add_change(self, after: list[Tensor], before: list[Tensor]) -> None:
+        """Of one stale arrival, in few calls: a deep net has hundreds of buffers, and each call costs time on a GPU."""
+        floats = len(self._newest)
+        then, now = (torch.cat([buffer.reshape(-1) for buffer in side[:floats]]) for side in (before, after))
+        pieces = torch.split(_change(now, then), [buffer.numel() for buffer in self._newest])
+        shaped = [piece.view(buffer.shape) for piece, buffer in zip(pieces, self._newest, strict=True)]
+        torch._foreach_add_(self._newest, shaped)
+        for counter, later, earlier in zip(self._newest_counters, after[floats:], before[floats:], strict=True):
+            counter.add_(later - earlier)
 
 
 class BufferSlots:
@@ -89,6 +104,17 @@ def _tensor(slot: tuple[dict[str, Tensor | None], str]) -> Tensor:
     found = slot[0][slot[1]]
     assert found is not None, f"the buffer {slot[1]} was there and is None now"
     return found
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    _copy_into(copies, tensors)
+    return copies
+
+
+def _copy_into(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:
+        torch._foreach_copy_(targets, sources)
 
 
 def _change(after: Tensor, before: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ def may_go_together(bench: Bench) -> bool:
     first, second = 0, 1
     if bench.ledger.size(first) != bench.ledger.size(second):
         return False
-    with _without_dropout(bench.learner.model), _full_precision():
+    with _without_chance(bench.learner.model), _full_precision():
         with each_group_by_itself(bench.learner.model, 2):
             bench.backward([first, second])
         together = [grad.clone() for grad in bench.gradients()]
@@ -122,16 +122,20 @@ def _full_precision() -> Iterator[None]:
 
 
 @contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Dropout draws other masks for one big batch; it must not hide that the gradients agree."""
-    switched = [module for module in model.modules() if isinstance(module, _DropoutNd) and module.training]
+def _without_chance(model: nn.Module) -> Iterator[None]:
+    """Dropout draws other masks for one big batch; it must not hide that the gradients agree.
+
+    Nor must shifted and mirrored pictures: a loss asks the model as a whole (`model.training`) whether to make them.
+    """
+    chance = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    switched = [module for module in (model, *chance) if module.training]
     for module in switched:
-        module.eval()
+        module.training = False  # of itself alone: BatchNorm within goes on as in training
     try:
         yield
     finally:
         for module in switched:
-            module.train()
+            module.training = True
 
 
 @contextmanager
@@ -146,30 +150,59 @@ def each_group_by_itself(model: nn.Module, groups: int) -> Iterator[None]:
 
 
 def _grouped_batch_norm(norm: _BatchNorm, groups: int, x: Tensor) -> Tensor:
-    """Groups become channels, so that one batch_norm call serves them all."""
-    batch, channels = x.shape[0] // groups, x.shape[1]
-    rest = x.shape[2:]
-    side_by_side = x.reshape(groups, batch, channels, *rest).transpose(0, 1).reshape(batch, -1, *rest)
+    """As many calls of batch_norm in one, each with the statistics that a worker's batch begins with."""
     tracked = norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None
-    means = cast(Tensor, norm.running_mean).repeat(groups) if tracked else None
-    variances = cast(Tensor, norm.running_var).repeat(groups) if tracked else None
+    means = cast(Tensor, norm.running_mean).repeat(groups, 1) if tracked else None
+    variances = cast(Tensor, norm.running_var).repeat(groups, 1) if tracked else None
     factor = 0.0 if norm.momentum is None else norm.momentum
     if norm.training and tracked and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
         if norm.momentum is None:
             factor = 1.0 / float(norm.num_batches_tracked)
+    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    normalise = _group_by_group if channels_last else _groups_as_channels
+    y = normalise(norm, groups, x, means, variances, norm.training or not tracked, factor)
+    if tracked and norm.training:
+        assert means is not None and variances is not None
+        cast(Tensor, norm.running_mean).copy_(means.mean(0))
+        cast(Tensor, norm.running_var).copy_(variances.mean(0))
+    return y
+
+
+def _groups_as_channels(
+    norm: _BatchNorm, groups: int, x: Tensor, means: Tensor | None, variances: Tensor | None, own: bool, factor: float
+) -> Tensor:
+    """Groups become channels, so that one batch_norm call serves them all."""
+    batch, channels = x.shape[0] // groups, x.shape[1]
+    rest = x.shape[2:]
     y = functional.batch_norm(
-        side_by_side,
-        means,
-        variances,
+        x.reshape(groups, batch, channels, *rest).transpose(0, 1).reshape(batch, -1, *rest),
+        None if means is None else means.view(-1),
+        None if variances is None else variances.view(-1),
         norm.weight.repeat(groups) if norm.affine else None,
         norm.bias.repeat(groups) if norm.affine else None,
-        norm.training or not tracked,
+        own,
         factor,
         norm.eps,
     )
-    if tracked and norm.training:
-        assert means is not None and variances is not None
-        cast(Tensor, norm.running_mean).copy_(means.view(groups, channels).mean(0))
-        cast(Tensor, norm.running_var).copy_(variances.view(groups, channels).mean(0))
     return y.reshape(batch, groups, channels, *rest).transpose(0, 1).reshape(x.shape)
+
+
+def _group_by_group(
+    norm: _BatchNorm, groups: int, x: Tensor, means: Tensor | None, variances: Tensor | None, own: bool, factor: float
+) -> Tensor:
+    """One call each, where channels lie innermost: moving them about would cost more than the calls."""
+    pieces = [
+        functional.batch_norm(
+            piece,
+            None if means is None else means[group],
+            None if variances is None else variances[group],
+            norm.weight,
+            norm.bias,
+            own,
+            factor,
+            norm.eps,
+        )
+        for group, piece in enumerate(torch.chunk(x, groups))
+    ]
+    return torch.cat(pieces)
