@@ -338,6 +338,12 @@ def _check_parameters(named: Sequence[tuple[str, Tensor]], optimizer: Optimizer)
             f"optimizer is a {type(optimizer).__name__}; make it before: "
             f"DataParallel(module, torch.optim.SGD(module.parameters(), …), policy)"
         )
+    inside = getattr(optimizer, "optimizer", None)
+    if isinstance(inside, Optimizer):
+        raise BadInput(
+            f"optimizer is a {type(optimizer).__name__} around a {type(inside).__name__}; give DataParallel the one that "
+            f"is inside, and wrap it afterwards"
+        )
     ours = {id(parameter) for _, parameter in named}
     for group in optimizer.param_groups:
         for parameter in group["params"]:

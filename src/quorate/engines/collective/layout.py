@@ -15,9 +15,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-#: A piece is an all-reduce: smaller ones let an urgent bucket go sooner, larger ones cost fewer rounds of latency.
-LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 1 << 18, 1 << 24
-PIECES_A_ROUND = 12
+#: A piece is an all-reduce: smaller ones let an urgent bucket go sooner, larger ones cost less work.
+LEAST_PIECE_BYTES = 1 << 16
+#: A piece takes this many times as long as an all-reduce of nothing, ...
+WORTH_ITS_LATENCY = 16
+#: ... and a round has so many pieces at most; half of that where nobody waits for the first of them.
+MOST_PIECES, MOST_PIECES_DELAYED = 8, 2
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,7 @@ class Layout:
         self, parameters: Sequence[Tensor], buffers: Sequence[Tensor], workers: int, piece_bytes: int | None = None
     ) -> None:
         self.parameters, self.buffers = list(parameters), list(buffers)
-        total = sum(_bytes(tensor) for tensor in self.parameters)
-        chosen = total // PIECES_A_ROUND if piece_bytes is None else piece_bytes
-        self.piece_bytes = max(LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, chosen)) if piece_bytes is None else chosen
+        self.piece_bytes = sum(map(_bytes, self.parameters)) if piece_bytes is None else piece_bytes
         runs = _runs(self.parameters, list(reversed(range(len(self.parameters)))), self.piece_bytes)
         count = len(self.parameters)
         state = _runs(self.buffers, list(range(len(self.buffers))), self.piece_bytes)
@@ -113,6 +114,13 @@ class Layout:
         return Bucket(
             number, members, sizes, dtype, one.device, tuple(pieces), offset, first > 0 or tensors is self.buffers
         )
+
+
+def piece_bytes_for(parameters: Sequence[Tensor], pace: tuple[float, float], most_pieces: int) -> int:
+    """How much to send at once over a network of this pace: seconds for an all-reduce of nothing, and per byte."""
+    latency_s, byte_s = pace
+    worth_it = int(WORTH_ITS_LATENCY * latency_s / max(byte_s, 1e-15))
+    return max(LEAST_PIECE_BYTES, worth_it, -(-sum(map(_bytes, parameters)) // most_pieces))
 
 
 def _bytes(tensor: Tensor) -> int:
