@@ -310,3 +310,13 @@ def test_seats_follow_from_the_round(policy: Callable[[], Policy], choices: list
         for place in range(3)
     ]
     assert uses.rows[:9] == expected
+
+
+def test_a_report_alone_tells_too_that_a_ticket_must_be_rebound() -> None:
+    ledger, _ = lending()
+    assert borrowed(ledger, 0, 0) == 0
+    ledger.give_back(0)
+    assert borrowed(ledger, 1, 0) == 0
+    assert ledger.done(0, 0), "it was computed on version 0, and is over"
+    ledger.give_back(0)
+    assert borrowed(ledger, 1, 1) == 0
