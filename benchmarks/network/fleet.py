@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -169,7 +170,8 @@ class Fleet:
 
     def _end(self) -> None:
         for process in self._processes:
-            _pipe(process.stdin).close()
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and did not read what was written last
+                _pipe(process.stdin).close()
         for process in self._processes:
             try:
                 process.wait(timeout=5)
