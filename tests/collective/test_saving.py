@@ -415,7 +415,7 @@ def test_versions_are_saved_where_they_are_made_though_the_script_is_late(tmp_pa
     plane: Any = Shadowed(script.net)
     heard: list[tuple[int, float]] = []
     plane.on_version = lambda version, seconds: heard.append((version, seconds))
-    script.saver.follow(plane, lambda: {"place": 4})
+    script.saver.follow(plane, lambda version: {"place": version})
     before = script.everything()
     for version in (1, 2, 3, 4, 5):
         plane.on_version(version, 0.5)
@@ -435,7 +435,7 @@ def test_versions_are_saved_where_they_are_made_though_the_script_is_late(tmp_pa
 def test_others_than_worker_0_follow_nobody(tmp_path: Path) -> None:
     script = Script(tmp_path, worker=2)
     plane: Any = Shadowed(script.net)
-    script.saver.follow(plane, dict)
+    script.saver.follow(plane, lambda version: {})
     assert plane.on_version is None
     script.saver.reached(1)
     assert (tmp_path / "checkpoints" / "random" / "00002-00000001.json").exists()

@@ -49,6 +49,10 @@ class Control:
             self._judge.start()
         return self._judge
 
+    def ledger_after(self, version: int) -> dict[str, Any] | None:
+        """The ledger as a version leaves it, where this is worker 0's process."""
+        return None if self._judge is None else self._judge.ledger_after(version)
+
     def close(self) -> None:
         """End in peace: everybody has said `finished`."""
         self._link.close()

@@ -248,11 +248,15 @@ class DataParallel(nn.Module):
 
     def _saved_up_to(self, receipt: Receipt) -> None:
         if self._saver is not None and not receipt.over and self._saver.is_due(receipt.version):
-            self._saver.reached(receipt.version, self._extra())
+            self._saver.reached(receipt.version, self._extra(receipt.version))
 
-    def _extra(self) -> dict[str, Any]:
+    def _extra(self, version: int) -> dict[str, Any]:
         """What else a checkpoint needs to go on."""
-        return {} if self._sampler is None else {"sampler": self._sampler.state()}
+        if self._sampler is None:
+            return {}
+        extra = {"sampler": self._sampler.state()}
+        ledger = self._control.ledger_after(version) if self._decides else None
+        return extra if ledger is None else {**extra, "ledger": ledger}
 
     def synchronize(self) -> None:
         """Wait until every update that the next iteration reads is applied; then all parameters may be read."""
@@ -287,7 +291,7 @@ class DataParallel(nn.Module):
         try:
             self._driver.finish()
             if self._saver is not None:
-                self._saver.save(self.version, self._extra())
+                self._saver.save(self.version, self._extra(self.version))
                 self._saver.close()
         finally:
             self._let_go()
@@ -341,8 +345,8 @@ def _check_parameters(named: Sequence[tuple[str, Tensor]], optimizer: Optimizer)
     inside = getattr(optimizer, "optimizer", None)
     if isinstance(inside, Optimizer):
         raise BadInput(
-            f"optimizer is a {type(optimizer).__name__} around a {type(inside).__name__}; give DataParallel the one that "
-            f"is inside, and wrap it afterwards"
+            f"optimizer is a {type(optimizer).__name__} around a {type(inside).__name__}; "
+            f"give DataParallel the one that is inside, and wrap it afterwards"
         )
     ours = {id(parameter) for _, parameter in named}
     for group in optimizer.param_groups:

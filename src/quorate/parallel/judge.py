@@ -76,6 +76,8 @@ class Judge:
         self._watchers: list[Recorder] = [self.metrics, *recorders]
         self._thread = threading.Thread(target=self._run, name="quorate-judge", daemon=True)
         self._is_closed = False
+        self._spending = threading.Condition()
+        self._ledger_after: tuple[int, dict[str, Any]] = (first_version, ledger.state())
 
     def start(self) -> None:
         """Begin: all workers count as there, and time runs from now."""
@@ -89,6 +91,21 @@ class Judge:
     def version_made(self, version: int, seconds: float) -> None:
         """This process has made a version, which took it so long; called by the data plane, from any thread."""
         self._engine.version_made(version, seconds)
+
+    def ledger_after(self, version: int) -> dict[str, Any] | None:
+        """The ledger once a version's batches are spent, for its checkpoint; None if that does not come to pass.
+
+        For the thread that has just made the version: the next one is not made before it goes on.
+        """
+        with self._spending:
+            self._spending.wait_for(lambda: self._ledger_after[0] >= version, _LAST_WORDS_S)
+            known, state = self._ledger_after
+        return state if known == version else None
+
+    def _spent(self, version: int, time: float, loss: float | None) -> None:
+        with self._spending:
+            self._ledger_after = version + self._engine.first_version, self._job.ledger.state()
+            self._spending.notify_all()
 
     def close(self, wait_s: float = _LAST_WORDS_S) -> None:
         """Write the end of the trace and the summary, once the run is over, or this time; safe to call twice.
@@ -116,7 +133,7 @@ class Judge:
             self._job.ledger,
             self._watchers,
             workers=self._engine.workers,
-            after_update=lambda version, time, loss: None,
+            after_update=self._spent,
             patience_s=math.inf,  # who is silent for too long, the hub knows
             stop=self._engine.ending,
         )

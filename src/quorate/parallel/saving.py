@@ -108,7 +108,7 @@ class Saver:
             return
         self._submit(version, {**self._state(), "random": random, "extra": extra})
 
-    def follow(self, plane: Plane, extra: Callable[[], dict[str, Any]]) -> None:
+    def follow(self, plane: Plane, extra: Callable[[int], dict[str, Any]]) -> None:
         """Save each version where it is made, by the thread that makes it, instead of where the script begins the next.
 
         Where a quorum is enough, versions are made while this process is late, and the optimizer's state goes on with
@@ -124,7 +124,7 @@ class Saver:
             if self.is_due(version):
                 self._last = version
                 state = self._state({**plane.newest(), **plane.newest_buffers()})
-                self._submit(version, {**state, "random": random_state(), "extra": extra()})
+                self._submit(version, {**state, "random": random_state(), "extra": extra(version)})
 
         plane.on_version = made
 
