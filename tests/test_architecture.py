@@ -32,6 +32,7 @@ FLOW = [
     ("planning",),
     ("reporting",),
     ("parallel",),
+    ("integrations",),
     ("_public", "__init__"),
     ("cli", "__main__"),
 ]
