@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 
 from tests.collective.scripts.elastic import DIES_AT, UPDATES
+from tests.collective.scripts.elastic_samples import EPOCHS, SAMPLES
 
 SCRIPT = Path(__file__).parent / "scripts" / "elastic.py"
+SAMPLED = SCRIPT.with_name("elastic_samples.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "elastic.py"
 ENVIRONMENT = {
     **os.environ,
@@ -98,6 +101,18 @@ def test_other_policies_go_on_too(tmp_path: Path, policy: str) -> None:
     ended = list(lives(tmp_path))
     assert all(begins["version"] >= DIES_AT - 1 for _, begins, _ in ended)
     assert len({ends["digest"] for *_, ends in ended}) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["full", "backup"])
+def test_each_sample_counts_once_per_epoch_though_a_process_died(tmp_path: Path, policy: str) -> None:
+    done = torchrun(tmp_path, "--policy", policy, script=SAMPLED)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for file in tmp_path.glob("samples*.jsonl") for line in file.read_text().splitlines()]
+    (begun,) = {line["version"] for line in lines if "begins" in line and line["life"] == 1}
+    kept = [line for line in lines if "samples" in line and (line["life"] == 1 or line["version"] <= begun)]
+    counts = Counter((line["epoch"], sample) for line in kept for sample in line["samples"])
+    assert counts == {(epoch, sample): 1 for epoch in range(EPOCHS) for sample in range(SAMPLES)}
 
 
 @pytest.mark.long
