@@ -180,6 +180,17 @@ def test_a_folder_in_some_processes_only_is_refused_on_all(tmp_path: Path) -> No
         assert str(outcome) == "process 0 has checkpoint=, but process 1 has not; give it in every process"
 
 
+def test_something_to_save_without_a_folder_is_refused_on_all(tmp_path: Path) -> None:
+    also: list[Any] = [None, {"scheduler": None}]
+
+    def work(worker: int, together: Together) -> Any:
+        make = Script(tmp_path).saver
+        return saving_if_asked(together.group, torch.device("cpu"), None, lambda: make, also[worker])
+
+    for outcome in on_each(2, work):
+        assert "there is no checkpoint= to save it in" in str(outcome)
+
+
 @pytest.mark.parametrize(
     ("shares", "restarts", "warns"), [("True", "2", True), ("True", "0", False), ("False", "2", False)]
 )

@@ -97,6 +97,7 @@ class DataParallel(nn.Module):
             self._device,
             checkpoint,
             lambda: Saver(checkpoint or "", module, optimizer, also, checkpoint_every, worker=self.worker),
+            also,
         )
         version, extra = (0, {}) if resumed is None else (resumed.version, resumed.extra)
         if sampler is not None and "sampler" in extra:

@@ -92,11 +92,19 @@ class Resumed:
 
 
 def saving_if_asked(
-    group: Group, device: torch.device, checkpoint: str | Path | None, make: Callable[[], Saver]
+    group: Group,
+    device: torch.device,
+    checkpoint: str | Path | None,
+    make: Callable[[], Saver],
+    also: Mapping[str, Any] | None = None,
 ) -> tuple[Saver | None, Resumed | None]:
     """`start_saving`, where the script gave a folder for checkpoints; it must have done so in every process."""
     together = Together(group, device)
     asked = together.numbers(int(checkpoint is not None))
+    if any(together.numbers(int(also is not None))) and not any(asked):
+        raise BadInput(
+            "also= names what to save, but there is no checkpoint= to save it in; give it, or leave out both"
+        )
     if len(set(asked)) > 1:
         raise BadInput(
             f"process {asked.index(1)} has checkpoint=, but process {asked.index(0)} has not; give it in every process"
