@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from quorate.events import Parts, Ticket
 from quorate.ledger import Ledger
-from quorate.trace import Recorder, Update, feed, read_trace
+from quorate.trace import Recorder, Update, feed, own_seconds, read_trace, works_ahead
 
 _VERSION, _SAMPLES = itemgetter(3), itemgetter(5)  # of a ticket
 _BINS_PER_E = 1000  # of a histogram: 0.1 % wide
@@ -117,6 +117,7 @@ class Metrics(Recorder):
 
     def __init__(self) -> None:
         self.header: dict[str, Any] = {}
+        self._works_ahead, self._reduced_bytes = False, 0
         self.seconds = 0.0
         self.updates = 0
         self.update_seconds = Histogram()
@@ -146,7 +147,10 @@ class Metrics(Recorder):
 
     def run(self, header: dict[str, Any]) -> None:
         self.header = header
+        self._works_ahead = works_ahead(header)
         self._size = header.get("parameter_bytes") or 0
+        if self._works_ahead:  # nothing goes to and from a server: an all-reduce moves it all, once an update
+            self._size, self._reduced_bytes = 0, 2 * (header["workers"] - 1) * self._size
         self._distinct = DistinctSamples(header)
 
     def joined(self, time: float, worker: int, incarnation: int) -> None:
@@ -166,7 +170,7 @@ class Metrics(Recorder):
 
     def arrived(self, time: float, ticket: Ticket, parts: Parts | None) -> None:
         work = self.workers[ticket.worker]
-        seconds = time - work.started_at
+        seconds = own_seconds(time - work.started_at, parts, self._works_ahead)
         work.compute_s += seconds
         work.arrived += 1
         self.bytes_sent += self._size
@@ -201,6 +205,8 @@ class Metrics(Recorder):
             else:
                 for ticket in tickets:
                     del seconds[ticket[0]]
+        self.bytes_sent += self._reduced_bytes
+        self.bytes_used += self._reduced_bytes
         used = 2 * len(tickets)  # a version to the worker and a gradient from it
         if self._had_version:
             numbers = {ticket[0] for ticket in tickets}

@@ -191,6 +191,16 @@ class LineRecorder(Recorder):
         self._write(json.dumps(record) + "\n")
 
 
+def works_ahead(header: dict[str, Any]) -> bool:
+    """Whether workers go on by themselves, ahead of the trace's clock (the collective engine)."""
+    return bool((header.get("engine") or {}).get("name") == "collective")
+
+
+def own_seconds(elapsed_s: float, parts: Parts | None, works_ahead: bool) -> float:
+    """How long a ticket took its worker. One that works ahead says so itself; what it waited for others is not its."""
+    return parts.data_s + parts.compute_s if works_ahead and parts is not None else elapsed_s
+
+
 # ---------------------------------------------------------------- reading
 
 

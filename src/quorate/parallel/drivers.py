@@ -201,9 +201,13 @@ class DecidedDriver(Driver):
         if plane.over is not None:
             return self._receipt(Verdict(False, plane.over, over=True))
         if plane.is_late:
-            kind = "arrived" if self._finishes_late else "abandoned"
-            self._send(kind, version=version, samples=self.samples, **parts)
-            return self._missed(version)
+            # Late work that is to be finished is brought when this process is on the newest version: the coordinator
+            # then starts it there.
+            receipt = self._missed(version)
+            self._send(
+                "arrived" if self._finishes_late else "abandoned", version=version, samples=self.samples, **parts
+            )
+            return receipt
         round = plane.collect(self._gradient, self._weight)
         if not plane.is_finite(round):
             plane.give_up(round)

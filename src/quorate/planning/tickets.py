@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quorate.events import Parts, Ticket
-from quorate.trace import Recorder, Update
+from quorate.trace import Recorder, Update, own_seconds, works_ahead
 
 #: Policies whose workers do not start together: their tickets have no rounds.
 WITHOUT_ROUNDS = ("async", "softsync", "bounded", "delayed")
@@ -45,6 +45,7 @@ class TicketTimes(Recorder):
         place = self._ends(time, ticket, observed=True)
         if parts is not None:
             self.parts[place] = parts
+            self.seconds[place] = own_seconds(self.seconds[place] or 0.0, parts, works_ahead(self.header))
 
     def refused(self, time: float, ticket: Ticket) -> None:
         if not self.observed[self._place[ticket.id]]:

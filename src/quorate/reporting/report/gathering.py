@@ -13,7 +13,7 @@ from quorate.metrics import Curve, Metrics
 from quorate.reporting.report.arrivals import Arrivals
 from quorate.reporting.report.slowness import Pace
 from quorate.reporting.report.timeline import CANCELLED, DROPPED, GONE, LOST, USED, Timeline
-from quorate.trace import TRACE_FILE, Recorder, Update, feed, read_lenient
+from quorate.trace import TRACE_FILE, Recorder, Update, feed, own_seconds, read_lenient, works_ahead
 
 #: Segments of the timeline that a page holds, of all its runs together: about 15 bytes each.
 MOST_SEGMENTS = 160_000
@@ -77,7 +77,8 @@ class Gatherer(Recorder):
         self.arrivals.arrived(time, ticket.version)
         _, start = self._flights.pop(ticket.worker)
         self._waiting[ticket.id] = (ticket.worker, start, time)
-        self.paces[ticket.worker].arrived(time - start, parts)
+        own_s = own_seconds(time - start, parts, works_ahead(self.metrics.header))
+        self.paces[ticket.worker].arrived(own_s, parts)
 
     def applied(self, time: float, update: Update) -> None:
         self._now = time
