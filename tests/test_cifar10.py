@@ -105,9 +105,10 @@ def test_offline_it_says_what_to_put_where(archive: files.Archive, tmp_path: Pat
     with pytest.raises(quorate.BadInput) as caught:
         files.files_of(gone, tmp_path / "new")
     message = str(caught.value)
+    assert not (tmp_path / "new").exists()
     assert "data_batch_1.bin is missing" in message and "No such file" in message
     assert f"unpack {gone.url} so that {str(tmp_path / 'new' / archive.files[0])!r}" in message
-    assert "data=…, --data or QUORATE_DATA" in message and "\n" not in message
+    assert "data=…, --data of an experiment, or the variable QUORATE_DATA" in message and "\n" not in message
 
 
 def test_a_file_of_another_size_is_refused(folder: Path, archive: files.Archive) -> None:

@@ -72,6 +72,7 @@ def _files_in(archive: Archive, folder: Path) -> list[Path]:
 
 
 def _fetch(archive: Archive, folder: Path, missing: Sequence[str]) -> None:
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
@@ -81,7 +82,10 @@ def _fetch(archive: Archive, folder: Path, missing: Sequence[str]) -> None:
             _check_md5(archive, packed)
             _unpack(archive, packed, folder, Path(scratch))
     except OSError as error:  # URLError and time-outs are of this kind
-        reason = getattr(error, "reason", None) or error.strerror or error
+        if is_new and folder.is_dir():
+            folder.rmdir()
+        reason = getattr(error, "reason", error)
+        reason = getattr(reason, "strerror", None) or reason
         raise BadInput(
             f"{archive.name} is not complete in {str(folder)!r} ({missing[0]} is missing), and fetching it failed "
             f"({reason}); {_remedy(archive, folder)}"
@@ -115,5 +119,5 @@ def _remedy(archive: Archive, folder: Path) -> str:
     place = folder / archive.files[0]
     return (
         f"unpack {archive.url} so that {str(place)!r} and the others are there, "
-        f"or name the folder that has them: data=…, --data or {VARIABLE}"
+        f"or name the folder that has them: data=…, --data of an experiment, or the variable {VARIABLE}"
     )

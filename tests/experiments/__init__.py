@@ -1,0 +1,1 @@
+"""The experiments: each in seconds, and its tables and figures."""
