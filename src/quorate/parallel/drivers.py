@@ -114,12 +114,12 @@ class FreeDriver(Driver):
         self.plane: FreeRunning = make(sits_out=self._sits_out, send=lambda message: send(**message))
         self.plane.on_discard = self._discarded
         self.plane.applied_version = version
-        self._hooks = GradientHooks(self.plane, lambda: self.syncing)
+        self._hooks = GradientHooks(self.plane, lambda: self.syncing, lambda: self._weight)
         self._is_traced = is_traced
         self._iterations = 0
 
     def _sits_out(self, number: int) -> bool:
-        return self._sampler is not None and self._sampler.sits_out(number)
+        return self._sampler is not None and self._sampler.sits_out(self._sampler.first_round + number)
 
     def _discarded(self) -> None:
         if self._sampler is not None:
@@ -127,7 +127,6 @@ class FreeDriver(Driver):
 
     def _begin(self) -> None:
         self.plane.begin_iteration()
-        self._hooks.weight = self._weight
 
     def _step(self, parts: dict[str, float]) -> Receipt:
         round = self.plane.step(self._steps.hyper())

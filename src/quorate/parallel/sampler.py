@@ -113,7 +113,12 @@ class Sampler(TorchSampler[list[int]]):
         assert samples is not None
         if decided:
             return LendingLedger(samples, per_step, workers, tell, seed=seed)
-        return SeatedLedger(samples, per_step, workers, seed)
+        return SeatedLedger(samples, per_step, workers, seed, self.first_round)
+
+    @property
+    def first_round(self) -> int:
+        """The round of all epochs in which this life of the script begins, where every process is in every round."""
+        return int(self._restored.get("round", 0))
 
     def heard(self, message: dict[str, Any]) -> None:
         """A message of the coordinator came; those for somebody else are ignored. From any thread."""

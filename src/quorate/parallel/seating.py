@@ -36,14 +36,15 @@ class Seating:
 class SeatedLedger(Ledger):
     """The coordinator's side: lends each worker the batch that it has in a round anyway; nothing ever comes back."""
 
-    def __init__(self, samples: int, batch_size: int, workers: int, seed: int = 0) -> None:
+    def __init__(self, samples: int, batch_size: int, workers: int, seed: int = 0, first_round: int = 0) -> None:
         super().__init__(samples, batch_size, None, seed)
+        self._first_round = first_round  # of all epochs; the coordinator counts from there
         assert self.batches_per_epoch is not None
         self._seating = Seating(self.batches_per_epoch, workers)
 
     def borrow(self, round: int | None, worker: int | None = None) -> Loan | None:
         assert round is not None and worker is not None
-        batch = self._seating.batch(round, worker)
+        batch = self._seating.batch(self._first_round + round, worker)
         if batch is None:
             return None
         self._out += 1

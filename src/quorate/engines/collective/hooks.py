@@ -15,11 +15,10 @@ from quorate.errors import BadInput
 
 
 class GradientHooks:
-    """Hears every gradient of the model while `syncing()`."""
+    """Hears every gradient of the model while `syncing()`; `weight()`: what those of a backward pass count."""
 
-    def __init__(self, plane: FreeRunning, syncing: Callable[[], bool]) -> None:
-        self._plane, self._syncing = plane, syncing
-        self.weight = 1.0  # what the next gradient counts
+    def __init__(self, plane: FreeRunning, syncing: Callable[[], bool], weight: Callable[[], float]) -> None:
+        self._plane, self._syncing, self._weight = plane, syncing, weight
         self._round: Round | None = None  # of the backward pass under way
         self._in_backward = False
         self._numbers = {id(parameter): number for number, parameter in enumerate(plane.layout.parameters)}
@@ -38,7 +37,7 @@ class GradientHooks:
             return
         if not self._in_backward:
             self._in_backward = True
-            self._round = self._plane.begin_backward(self.weight)
+            self._round = self._plane.begin_backward(self._weight())
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
         if self._round is not None:
             self._send(self._numbers[id(parameter)], parameter)
