@@ -103,7 +103,7 @@ class Plane(ABC):
 
     def _raise(self) -> None:
         assert self.error is not None
-        raise self.error
+        raise self.error.with_traceback(None)  # several threads raise it; each has its own way there
 
     def _take_slot(self) -> Slot:
         self.wait_for(lambda: self._free or self._closing)
