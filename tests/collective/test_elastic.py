@@ -125,7 +125,8 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     assert last == "ends at version 40"
 
 
-@pytest.mark.parametrize("dead", [1, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("dead", [0, 1])
 def test_without_restarts_the_others_end_with_a_sentence(tmp_path: Path, dead: int) -> None:
     """Without torchrun, which would end them anyway."""
     command = [sys.executable, str(SCRIPT), str(tmp_path), "--dies", str(dead), "--store", str(tmp_path / "store")]
