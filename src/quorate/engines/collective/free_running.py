@@ -139,11 +139,6 @@ class FreeRunning(Plane):
         while len(self._stepped) > count:
             self._release(self._stepped.popleft())
 
-    def drain(self) -> None:
-        """Apply everything that was stepped, whatever delay is allowed; then wait for it."""
-        self._release_all_but(0)
-        self.synchronize()
-
     def gradient(self, round: Round, member: int) -> Tensor | None:
         """The average of a gradient of this iteration, once it is there; None where nobody has one."""
         number = self.layout.bucket_of[member]
