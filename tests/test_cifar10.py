@@ -153,6 +153,7 @@ def test_pictures_are_shifted_and_mirrored_whole() -> None:
         assert len(places) == 1
         seen.add(places[0])
     assert len(seen) > 20  # of 50
+    assert {mirrored for _, _, mirrored in seen} == {False, True}
 
 
 def test_chance_is_torchs_own() -> None:

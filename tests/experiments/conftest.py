@@ -15,3 +15,11 @@ def fonts_are_open() -> None:
     FigureCanvasAgg(figure)
     figure.text(0, 0, "a λ")
     figure.canvas.draw()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tracker_is_running() -> None:
+    """Python starts one process of its own beside the first that is spawned, and keeps it to its end."""
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()

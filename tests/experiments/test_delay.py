@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from experiments.delay import study as study_module
 from experiments.delay import training
 from experiments.delay.__main__ import RESULTS, main
 from experiments.delay.results import (
@@ -19,9 +22,9 @@ from experiments.delay.results import (
     setting_of,
     spread_of,
 )
-from experiments.delay.settings import METHODS, NETS, SEEDS, Length, Setting, tried
+from experiments.delay.settings import FULL, METHODS, NETS, SEEDS, Length, Setting, tried
 from experiments.delay.stability import highest_rate
-from experiments.delay.study import Study
+from experiments.delay.study import Study, run_study
 from experiments.delay.training import Row, policy_of, train_task
 
 import quorate
@@ -95,6 +98,36 @@ def test_a_study_goes_on_from_what_is_there() -> None:
         for setting in everything[:cut]:
             study.finished(setting, -abs(math.log(setting.lr / best[setting.method])))
         assert sorted(map(repr, answers(study, best))) == sorted(map(repr, everything[cut:]))
+
+
+def pretend(setting: Setting, *rest: object) -> list[Row]:
+    """A training of another process that comes out at once."""
+    return [row(1, 0.2, setting), row(2, min(0.9, setting.lr), setting)]
+
+
+def never_end(setting: Setting, *rest: object) -> list[Row]:
+    threading.Event().wait()
+    raise AssertionError("nobody sets it")
+
+
+def run_in_a_process(folder: Path, limit_s: float) -> bool:
+    study = Study(methods=((2, "lr"),), seeds=(1,), most_tried=4)
+    options = {"data": None, "device": "cpu", "precision": "tf32", "processes": 1, "limit_s": limit_s}
+    return run_study(folder, FULL, study=study, **options)  # type: ignore[arg-type]
+
+
+def test_trainings_run_in_processes_and_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_module, "train", pretend)
+    assert run_in_a_process(tmp_path, math.inf)
+    assert len(read_curves(tmp_path)) == 2 * len(NETS) * (4 + 1)
+    monkeypatch.setattr(study_module, "train", never_end)
+    assert run_in_a_process(tmp_path, math.inf)
+
+
+def test_at_its_limit_a_study_ends_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_module, "train", never_end)
+    assert not run_in_a_process(tmp_path, 0.01)
+    assert not multiprocessing.active_children()
 
 
 # ---------------------------------------------------------------- one training
