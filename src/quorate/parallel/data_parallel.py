@@ -114,6 +114,7 @@ class DataParallel(nn.Module):
         layout = Layout(parameters, [one for _, one in buffers], self.workers, bucket_bytes)
         self._driver = self._make_driver(layout, PartialSteps(optimizer), clip_norm, version)
         self._plane = self._driver.plane
+        self._plane.expected = float(self.policy.begin(self.workers).per_update * (sampler.per_step if sampler else 1))
         self._checker = Checker(check_every, named, self._plane, self._send)
         self._control = Control(self.processes, self._heard, self._failed, patience_s)
         if sampler is not None:

@@ -116,6 +116,11 @@ class Sampler(TorchSampler[list[int]]):
         return SeatedLedger(samples, per_step, workers, seed, self.first_round)
 
     @property
+    def per_step(self) -> int:
+        """Samples in a step of one process, where it is not the last of an epoch."""
+        return self._batches.batch_size
+
+    @property
     def first_round(self) -> int:
         """The round of all epochs in which this life of the script begins, where every process is in every round."""
         return int(self._restored.get("round", 0))

@@ -8,6 +8,7 @@ not yet at their end.
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
 from itertools import count
@@ -38,7 +39,9 @@ class Processes:
             raise BadInput("this process is not in process_group; make DataParallel only in its processes")
         self.backend = _backend_for(group, device)
         members = "-".join(map(str, dist.get_process_group_ranks(group or dist.group.WORLD)))
-        prefix = f"quorate/{next(_numbers)}/{members}"
+        # torchrun may hand one store to all lives of a script: what an earlier one left there is not for this one.
+        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefix = f"quorate/{life}/{next(_numbers)}/{members}"
         self.store = _PrefixStore(prefix, dist.distributed_c10d._get_default_store())
         self._group = self._own_group(timedelta(seconds=patience_s))
         self._device = device

@@ -55,6 +55,7 @@ class Plane(ABC):
         self._group, self._steps, self._clip_norm = group, steps, clip_norm
         self.changed = threading.Condition()
         self.error: QuorateError | None = None
+        self.expected = float(layout.header.workers)  # what the gradients of a round usually weigh together
         self.applied_version = 0
         self.waited_s = 0.0  # that the user's thread waited for updates, in all
         #: Called by the updating thread after each version with its number and how long its round took.
@@ -111,7 +112,7 @@ class Plane(ABC):
             return self._free.popleft()
 
     def _new_round(self, number: int, weight: float) -> Round:
-        return Round(number, self._take_slot(), self.layout, self.worker, weight)
+        return Round(number, self._take_slot(), self.layout, self.worker, weight, self.expected)
 
     def fill_up(self, round: Round, gradient_of: Callable[[int], Tensor | None]) -> None:
         """Complete a round with whatever is not in it yet."""

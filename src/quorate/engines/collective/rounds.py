@@ -17,10 +17,14 @@ class Round:
     """What this process knows of a round. Its lists go by bucket.
 
     weight: what this process's gradient counts; 0: it takes part without one.
+    expected: what all gradients are expected to count together: they travel divided by it, so that the sums need not be
+        divided where all came as expected.
     """
 
-    def __init__(self, number: int, slot: Slot, layout: Layout, worker: int, weight: float) -> None:
-        self.number, self.slot, self.weight = number, slot, weight
+    def __init__(
+        self, number: int, slot: Slot, layout: Layout, worker: int, weight: float, expected: float = 1.0
+    ) -> None:
+        self.number, self.slot, self.weight, self._expected = number, slot, weight, expected
         self._layout, self._worker = layout, worker
         count = len(layout.buckets)
         self.ready = [False] * count
@@ -49,7 +53,7 @@ class Round:
         if gradient is None:
             self.slot.clear(member)
         else:
-            self.slot.fill(member, gradient, self.weight)
+            self.slot.fill(member, gradient, self.weight / self._expected)
             self._used[member] = True
         number = self._layout.bucket_of[member]
         self._missing[number] -= 1
@@ -110,7 +114,7 @@ class Round:
             wait_for(self._back_marks[number])
             known = self._averages.get(number)
             if known is None:
-                known = self.slot.average(self._layout.buckets[number], self.total, into)
+                known = self.slot.average(self._layout.buckets[number], self._expected / self.total, into)
                 known = self._averages[number] = {
                     member: average for member, average in known.items() if self._used.get(member)
                 }

@@ -81,12 +81,11 @@ class Slot:
 
     # ------------------------------------------------------------ averages out
 
-    def average(self, bucket: Bucket, total: float, into: dict[int, Tensor] | None = None) -> dict[int, Tensor]:
-        """Divide the sums by the total weight; gives the average by member. To be called once a round.
+    def average(self, bucket: Bucket, scale: float, into: dict[int, Tensor] | None = None) -> dict[int, Tensor]:
+        """Multiply the sums to make them averages, which it gives by member. To be called once a round.
 
         into: where buckets that travel in several pieces are put together, by number (default: memory of this slot).
         """
-        scale = 1.0 / total
         if len(bucket.pieces) == 1:
             if scale != 1.0:
                 self._buffers[bucket.number][: bucket.elements].mul_(scale)
