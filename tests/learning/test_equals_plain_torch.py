@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from torch import nn
 
 import quorate
 from quorate.engines._together import each_group_by_itself
+from quorate.ledger import Ledger
+from quorate.task import BoundTask
 from quorate.tasks.digits import Digits
 from tests.tasks import Toy, adam, batch_norm_net, mlp, plain_loop, sgd
 
@@ -112,6 +115,28 @@ def test_a_delayed_round_as_one_big_batch_equals_separate_batches(make: Any, pol
     for name, tensor in apart.parameters.items():
         torch.testing.assert_close(together.parameters[name], tensor, rtol=1e-3, atol=1e-4)
     assert apart.summary["staleness"] == together.summary["staleness"]
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("delay", [0, 1, 4])
+def test_delayed_equals_a_plain_loop_that_keeps_the_last_versions(delay: int, together: bool) -> None:
+    task = Toy(mlp, sgd, samples=128)
+    engine = quorate.Simulated(4, together=together)
+    result = quorate.train(task, quorate.Delayed(delay), engine, updates=40, seed=3, batch_size=8)
+    bound, cpu = BoundTask(task, 32), torch.device("cpu")
+    newest, reader = bound.model(3, cpu), bound.model(3, cpu)
+    optimizer, ledger = bound.optimizer(list(newest.parameters())), Ledger(128, 32, None, 3)
+    versions = [copy.deepcopy(newest.state_dict())]
+    for iteration in range(40):
+        reader.load_state_dict(versions[max(0, iteration - delay)])
+        reader.zero_grad()
+        bound.loss(reader, bound.batch(torch.tensor(ledger.indices(iteration)), cpu)).backward()
+        for parameter, read in zip(newest.parameters(), reader.parameters(), strict=True):
+            parameter.grad = None if read.grad is None else read.grad.clone()
+        optimizer.step()
+        versions.append(copy.deepcopy(newest.state_dict()))
+    for name, tensor in newest.state_dict().items():
+        torch.testing.assert_close(result.parameters[name], tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_delayed_rounds_with_compensation_are_computed_apart() -> None:
