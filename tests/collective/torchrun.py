@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,17 +21,21 @@ def torchrun(
 
 def launched(command: list[str], settings: Mapping[str, str] | None = None, timeout_s: float = 100.0) -> str:
     """What a command that starts processes printed; they are a group, so that none outlives the test."""
-    variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **(settings or {})}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables, start_new_session=True
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        raise AssertionError(f"not done after {timeout_s:.0f} s:\n{output}") from None
-    finally:
-        process.wait()
+    with tempfile.TemporaryDirectory() as folder:  # torchrun leaves its logs
+        here = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": folder, **(settings or {})}
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **here},
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            raise AssertionError(f"not done after {timeout_s:.0f} s:\n{output}") from None
     assert process.returncode == 0, output
     return output
