@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,33 @@ def main() -> None:
                 results[f"{name} {policy}"] = {"error": traceback.format_exc()}
             results[f"{name} {policy}"]["seconds"] = time.perf_counter() - began
             (folder / f"{dist.get_rank()}.json").write_text(json.dumps(results))
+    if not sys.argv[2:]:
+        results["iteration"] = after_a_step_nothing_is_skipped()
+        (folder / f"{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
+
+
+def after_a_step_nothing_is_skipped() -> Figures:
+    """One process goes on; the other, in an `iteration()` and after its step, reads a parameter when it is late."""
+    net = perceptron()
+    optimizer = sgd(net)
+    model = quorate.DataParallel(net, optimizer, quorate.BackupSync(1, 1), patience_s=30.0)
+    store = dist.distributed_c10d._get_default_store()
+    is_first, stepped, went_on = dist.get_rank() == 0, 0, 0
+    while not (store.check(["went on"]) if is_first else stepped):
+        if is_first:
+            time.sleep(0.02)  # so that the other one now and then gets as far as its step
+        with model.iteration():
+            model(torch.randn(8, 8)).square().mean().backward()
+            optimizer.step()
+            stepped += 1
+            while not is_first and not model.late:
+                time.sleep(0.001)
+            went_on += bool(net[0].weight.isfinite().all())
+        optimizer.zero_grad()
+    store.set("went on", "1")
+    model.finish()
+    return {"stepped": stepped, "went on": went_on}
 
 
 # ------------------------------------------------------------ what the cases share
@@ -201,6 +228,14 @@ class Checkpointed(nn.Module):
 @case
 def activation_checkpointing(wrap: Wrap) -> tuple[list[Tensor], Figures]:
     return trained(Checkpointed(), wrap, batches(8, 8)), {}
+
+
+@case
+def batch_norm(wrap: Wrap) -> tuple[list[Tensor], Figures]:
+    """Its statistics are averaged, where DDP takes those of one process; what is learned must not differ."""
+    net = perceptron(nn.BatchNorm1d(32))
+    trained(net, wrap, batches(8, 8))
+    return [one.detach().clone() for one in net.parameters()], {}
 
 
 class Unused(nn.Module):
@@ -329,19 +364,30 @@ def accumulation(wrap: Wrap) -> tuple[list[Tensor], Figures]:
     return parameters(net), {}
 
 
-@case
-def schedulers(wrap: Wrap) -> tuple[list[Tensor], Figures]:
-    """One that was made before the model is wrapped, and changes the momentum, too."""
+def scheduled(wrap: Wrap, made_first: bool) -> tuple[list[Tensor], Figures]:
+    """With a scheduler that changes the momentum, too."""
     net = perceptron()
     optimizer = sgd(net)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=STEPS + 1)
+    schedule = partial(torch.optim.lr_scheduler.OneCycleLR, optimizer, max_lr=0.2, total_steps=STEPS + 1)
+    scheduler = schedule() if made_first else None
     model = wrap(net, optimizer)
+    scheduler = scheduler or schedule()
     for batch in batches(8, 8):
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
     return parameters(net), {}
+
+
+@case
+def scheduler_made_before(wrap: Wrap) -> tuple[list[Tensor], Figures]:
+    return scheduled(wrap, True)
+
+
+@case
+def scheduler_made_after(wrap: Wrap) -> tuple[list[Tensor], Figures]:
+    return scheduled(wrap, False)
 
 
 @case
