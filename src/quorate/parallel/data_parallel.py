@@ -114,7 +114,9 @@ class DataParallel(nn.Module):
         layout = Layout(parameters, [one for _, one in buffers], self.workers, bucket_bytes)
         self._driver = self._make_driver(layout, PartialSteps(optimizer), clip_norm, version)
         self._plane = self._driver.plane
-        self._plane.expected = float(self.policy.begin(self.workers).per_update * (sampler.per_step if sampler else 1))
+        self._plane.expected = float(
+            self.policy.begin(self.workers).per_update * (1 if sampler is None else sampler.per_step)
+        )
         self._checker = Checker(check_every, named, self._plane, self._send)
         self._control = Control(self.processes, self._heard, self._failed, patience_s)
         if sampler is not None:
@@ -305,6 +307,10 @@ class DataParallel(nn.Module):
             self._plane.fail(QuorateError("the model was aborted"))
             self._let_go()
             self._control.close()
+
+    def wait_for_threads(self, limit_s: float) -> bool:
+        """Wait for the threads that move and apply gradients; gives whether they have ended."""
+        return self._plane.wait_for_threads(limit_s)
 
     def _let_go(self) -> None:
         self._is_finished = True
