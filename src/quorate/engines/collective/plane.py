@@ -84,7 +84,8 @@ class Plane(ABC):
         except QuorateError as error:
             self.fail(error)
         except Exception as error:
-            self.fail(_explained(error))
+            if self.error is None:  # otherwise this is what comes of it
+                self.fail(_explained(error))
 
     # ------------------------------------------------------------ waiting and failing
 
@@ -299,6 +300,14 @@ class Plane(ABC):
             return
         self.wait_until_readable(range(len(self.layout.buckets)))
         self.wait_for(lambda: not self._released)
+
+    def wait_for_threads(self, limit_s: float) -> bool:
+        """After a failure: whether the threads have ended within so long."""
+        end = time.monotonic() + limit_s
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, end - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _end(self) -> None:
         """Let the threads end once there is nothing left to do."""
