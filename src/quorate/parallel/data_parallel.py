@@ -32,7 +32,7 @@ from quorate.parallel.ending import AtExit
 from quorate.parallel.resuming import saving_if_asked
 from quorate.parallel.sampler import Sampler
 from quorate.parallel.saving import Saver
-from quorate.parallel.stepping import Takeover
+from quorate.parallel.stepping import Takeover, check_makes_one_gradient_a_step
 from quorate.policies import Delayed, FullSync, Policy
 
 #: Policies under which every process is in every round, so that nobody need be asked.
@@ -83,6 +83,9 @@ class DataParallel(nn.Module):
         check_collective(self.policy)
         named = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
         _check_parameters(named, optimizer)
+        for option, value in {"clip_norm": clip_norm, "bucket_bytes": bucket_bytes, "patience_s": patience_s}.items():
+            if value is not None and not value > 0:
+                raise BadInput(f"{option} is {value}, but it must be above 0")
         self.module, self.optimizer = module, optimizer
         self._device = named[0][1].device
         self.processes = Processes(process_group, self._device, patience_s)
@@ -356,6 +359,7 @@ def _check_parameters(named: Sequence[tuple[str, Tensor]], optimizer: Optimizer)
             f"optimizer is a {type(optimizer).__name__} around a {type(inside).__name__}; "
             f"give DataParallel the one that is inside, and wrap it afterwards"
         )
+    check_makes_one_gradient_a_step(optimizer)
     ours = {id(parameter) for _, parameter in named}
     for group in optimizer.param_groups:
         for parameter in group["params"]:

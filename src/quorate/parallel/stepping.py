@@ -17,6 +17,11 @@ from quorate.errors import BadInput
 _SEVERAL_CLOSURES = ("LBFGS",)
 
 
+def check_makes_one_gradient_a_step(optimizer: Optimizer) -> None:
+    if type(optimizer).__name__ in _SEVERAL_CLOSURES:
+        raise BadInput(f"{type(optimizer).__name__} computes several gradients in one step; use another optimizer")
+
+
 class Takeover:
     """While it holds, `optimizer.step()` calls `step` and returns what that gives.
 
@@ -24,8 +29,6 @@ class Takeover:
     """
 
     def __init__(self, optimizer: Optimizer, step: Callable[[], Any], settled: Callable[[], None]) -> None:
-        if type(optimizer).__name__ in _SEVERAL_CLOSURES:
-            raise BadInput(f"{type(optimizer).__name__} computes several gradients in one step; use another optimizer")
         self._optimizer, self._before = optimizer, optimizer.__dict__.get("step")
 
         def stepping(self: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:

@@ -27,7 +27,7 @@ class BackupSync(RoundPolicy):
         if self.quorum + self.backups != workers:
             raise BadInput(
                 f"quorum {self.quorum} + backups {self.backups} makes {self.quorum + self.backups} workers, "
-                f"but the run has {workers}; give the engine workers={self.quorum + self.backups}"
+                f"but the run has {workers}; give the engine (or torchrun) {self.quorum + self.backups} workers"
             )
 
     @property

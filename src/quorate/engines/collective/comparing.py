@@ -36,12 +36,17 @@ def check_same_model(
 
 def _difference(worker: int, first: list[Any], other: list[Any]) -> str:
     remedy = "build the same model, optimizer and policy in every process"
+    beyond = len(first) - len(other)  # the last two of each are the policy and the optimizer
+    if beyond and all(a[0] == b[0] for a, b in zip(first[:-2], other[:-2], strict=False)):
+        name = first[len(other) - 2][0] if beyond > 0 else other[len(first) - 2][0]
+        with_it, without = (0, worker) if beyond > 0 else (worker, 0)
+        return f"{name} is in process {with_it} but not in process {without}; {remedy}"
     for (name, kind), (its_name, its_kind) in zip(first, other, strict=False):
         if name != its_name:
             return f"process {worker} has {its_name} where process 0 has {name}; {remedy}"
         if kind != its_kind:
             return f"{name} is {kind} in process 0 but {its_kind} in process {worker}; {remedy}"
-    return f"process {worker} has {len(other) - 2} tensors, but process 0 has {len(first) - 2}; {remedy}"
+    raise AssertionError("nothing differs")
 
 
 def check_same_values(processes: Processes, named: Iterable[tuple[str, Tensor]], version: int) -> str:
