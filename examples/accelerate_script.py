@@ -1,7 +1,6 @@
 """A Hugging Face Accelerate script that trains with quorate; the line that differs is marked.
 
     torchrun --nproc-per-node 3 examples/accelerate_script.py --backups 1
-    accelerate launch --cpu --num_processes 3 examples/accelerate_script.py --backups 1
 
 Accelerate places tensors on devices, casts to bfloat16, adds up two batches a step and schedules; quorate decides whose
 gradients make an update. `pip install 'quorate[accelerate]'`.

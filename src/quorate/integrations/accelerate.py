@@ -64,5 +64,5 @@ def _check(accelerator: Accelerator, net: nn.Module, optimizer: Optimizer) -> No
         raise BadInput("the model is prepared by Accelerate already; give it to quorate's prepare() only")
     if not accelerator.use_distributed:
         raise BadInput(
-            "Accelerate runs in one process here; start the script with torchrun or accelerate launch --num_processes 2"
+            "Accelerate runs in one process here; start the script in several: torchrun --nproc-per-node 2 script.py"
         )
