@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from quorate.engines.collective.control.hub import RELAYED
 from quorate.engines.collective.decided import Decided
 from quorate.engines.collective.free_running import FreeRunning
 from quorate.engines.collective.hooks import buffers_of
@@ -197,8 +198,8 @@ class World:
             self.judge.version_made(version, seconds)
 
     def _said(self, worker: int, kind: str, **fields: Any) -> None:
-        if kind == "hyper":
-            self._hub.broadcast({"kind": kind, **fields})
+        if kind in RELAYED:
+            self._hub.broadcast({"kind": kind, **fields, "worker": worker})
         else:
             self._hub.say(worker, kind, **fields)
 

@@ -142,8 +142,7 @@ class FreeDriver(Driver):
         return Receipt(True, self.base + self._iterations - pending, "all are in", staleness=pending)
 
     def heard(self, message: dict[str, Any]) -> None:
-        if message["kind"] == "hyper":
-            self.plane.heard_hyper(message["round"], message["hyper"])
+        self.plane.heard(message)
 
     def finish(self) -> None:
         self.plane.finish()

@@ -53,6 +53,8 @@ class FreeRunning(Plane):
         self._next_number = 0
         self._finished = False
         self._done = False
+        self._ended: set[int] = set()  # workers that bring nothing more
+        self._entered = -1  # the last round that anybody has entered, as far as that matters
         self._hypers: dict[int, Hyper] = {}  # by round, of rounds that this process took no part in
 
     # ------------------------------------------------------------ the user's thread
@@ -75,6 +77,9 @@ class FreeRunning(Plane):
         with self.changed:
             self._to_exchange.append(round)
             self.changed.notify_all()
+            somebody_ended = bool(self._ended)
+        if somebody_ended:
+            self._send({"kind": "entering", "round": round.number})
         return round
 
     def put(self, round: Round, member: int, gradient: Tensor) -> None:
@@ -154,22 +159,39 @@ class FreeRunning(Plane):
         with self.changed:
             self._finished = True
             self.changed.notify_all()
+        self._send({"kind": "ended", "round": self._next_number - 1})
         self.wait_for(lambda: self._done)
         self.synchronize()
         self._end()
 
-    def heard_hyper(self, number: int, hyper: Hyper) -> None:
-        """A process that contributed to a round says how to apply it."""
+    def heard(self, message: dict[str, Any]) -> None:
+        """What a process says to all.
+
+        A round costs as much without gradients as with them, so a process that has ended takes part only in rounds that
+        somebody else has entered; those who go on tell it which.
+        """
+        kind, entered = message["kind"], None
         with self.changed:
-            self._hypers[number] = hyper
+            if kind == "hyper":
+                self._hypers[message["round"]] = message["hyper"]
+            elif kind in ("entering", "ended"):
+                self._entered = max(self._entered, message["round"])
+            if kind == "ended":
+                self._ended.add(message["worker"])
+                if not self._finished and self._next_number:
+                    entered = self._next_number - 1
             self.changed.notify_all()
+        if entered is not None:
+            self._send({"kind": "entering", "round": entered})
 
     # ------------------------------------------------------------ the other threads
 
     def _communicate(self) -> None:
         while True:
-            self.wait_for(lambda: self._to_exchange or self._finished)
+            self.wait_for(lambda: self._to_exchange or (self._finished and (self._is_awaited() or self._all_ended())))
             alone = not self._to_exchange
+            if alone and not self._is_awaited():
+                break
             if alone:
                 round = self._new_round(self._next_number, 0.0)
                 self._next_number += 1
@@ -185,6 +207,12 @@ class FreeRunning(Plane):
         with self.changed:
             self._done = True
             self.changed.notify_all()
+
+    def _is_awaited(self) -> bool:
+        return self._entered >= self._next_number
+
+    def _all_ended(self) -> bool:
+        return len(self._ended) == self.layout.header.workers
 
     def _hyper_of(self, round: Round) -> Hyper:
         if round.hyper is None:

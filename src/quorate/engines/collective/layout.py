@@ -20,7 +20,7 @@ LEAST_PIECE_BYTES = 1 << 16
 #: A piece takes this many times as long as an all-reduce of nothing, ...
 WORTH_ITS_LATENCY = 16
 #: ... and a round has so many pieces at most; half of that where nobody waits for the first of them.
-MOST_PIECES, MOST_PIECES_DELAYED = 8, 2
+MOST_PIECES, MOST_PIECES_DELAYED = 4, 1
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ ARRIVAL_S = 300.0
 #: Kinds that are for the processes, not for worker 0: they are passed on to all.
 _PASSED_ON = ("hyper",)
 #: What one process says to all others.
-RELAYED = ("hyper", "digest")
+RELAYED = ("hyper", "digest", "entering", "ended")
 _INTRODUCTION_S = 10.0  # how long somebody may stay without showing the token
 _LAST_WORDS_S = 5.0
 
