@@ -92,9 +92,10 @@ def _plain_loop(
             gradients = torch.autograd.grad(_loss(net, worker, iteration), list(net.parameters()), allow_unused=True)
             for number, gradient in enumerate(gradients):
                 known = sums[number]
-                if gradient is not None:
-                    sums[number] = gradient if known is None else known + gradient
-        means = [None if one is None else one * (1 / len(present)) for one in sums]
+                if gradient is not None:  # divided first, so that small types hold the sum; the bits depend on it
+                    part = gradient * (1 / WORKERS)
+                    sums[number] = part if known is None else known + part
+        means = [None if one is None else one * (WORKERS / len(present)) for one in sums]
         waiting.append((means, None if lr_at is None else lr_at(iteration)))
         while len(waiting) > delay_at(iteration + 1):
             apply()
