@@ -136,7 +136,9 @@ def test_a_slot_sees_what_is_not_finite(bad: float) -> None:
 # ------------------------------------------------------------ order
 
 
-def _exchanged(layout: Layout, readiness: list[list[int]], seed: int) -> list[list[tuple[int, int]]]:
+def _exchanged(
+    layout: Layout, readiness: list[list[int]], seed: int, before: list[int | None] | None = None
+) -> list[list[tuple[int, int]]]:
     """By worker, the pieces in the order in which it let them go; buckets become ready in the orders given."""
     gathering = Gathering(len(readiness), seed=seed, most_s=0.002)
     orders: list[list[tuple[int, int]]] = [[] for _ in readiness]
@@ -150,9 +152,9 @@ def _exchanged(layout: Layout, readiness: list[list[int]], seed: int) -> list[li
             with changed:
                 assert changed.wait_for(holds, 30)
 
-        def leave(piece: Any, worker: int = worker, round: Round = round) -> Tensor:
+        def leave(piece: Any, ready: list[bool], worker: int = worker, round: Round = round) -> Tensor:
             orders[worker].append((piece.bucket, piece.start))
-            return Round.leave(round, piece)
+            return Round.leave(round, piece, ready)
 
         def fill(ready: list[int] = ready, round: Round = round, worker: int = worker, plane: Any = plane) -> None:
             draw = random.Random(seed + worker)
@@ -165,7 +167,7 @@ def _exchanged(layout: Layout, readiness: list[list[int]], seed: int) -> list[li
 
         plane.wait_for, round.leave = wait_for, leave  # type: ignore[method-assign]
         plane._land = lambda round, piece, work, plane=plane: Plane._land(plane, round, piece, work)
-        order = Order(layout.buckets, layout.urgency)
+        order = Order(layout.buckets, layout.urgency, before)
         threads += [
             threading.Thread(target=fill),
             threading.Thread(target=Plane._exchange, args=(plane, round, order)),
@@ -183,7 +185,9 @@ def test_all_workers_choose_the_same_order_whatever_comes_when(data: Any, seed: 
     sizes = data.draw(st.lists(st.integers(11, 60), min_size=4, max_size=10))
     layout = Layout([torch.zeros(size) for size in sizes], [], 3, 80)
     numbers = [bucket.number for bucket in layout.buckets]
-    orders = _exchanged(layout, [data.draw(st.permutations(numbers)) for _ in range(3)], seed)
+    places = st.lists(st.none() | st.integers(0, 12), min_size=len(numbers), max_size=len(numbers))
+    before = data.draw(st.none() | places, label="when they were ready in the round before")
+    orders = _exchanged(layout, [data.draw(st.permutations(numbers)) for _ in range(3)], seed, before)
     assert orders[0] == orders[1] == orders[2]
     pieces = [(piece.bucket, piece.start) for bucket in layout.buckets for piece in bucket.pieces]
     assert sorted(orders[0]) == sorted(pieces)

@@ -87,8 +87,8 @@ class DataParallel(nn.Module):
             if value is not None and not value > 0:
                 raise BadInput(f"{option} is {value}, but it must be above 0")
         self.module, self.optimizer = module, optimizer
-        self._device = named[0][1].device
-        self.processes = Processes(process_group, self._device, patience_s)
+        self._device, self._patience_s = named[0][1].device, patience_s
+        self.processes = Processes(process_group, self._device)
         self.policy.check(self.workers)
         buffers = buffers_of(module)
         check_same_model(self.processes, [*named, *buffers], optimizer, repr(self.policy))
@@ -120,6 +120,8 @@ class DataParallel(nn.Module):
         self._plane.expected = float(
             self.policy.begin(self.workers).per_update * (1 if sampler is None else sampler.per_step)
         )
+        if isinstance(self._plane, FreeRunning) and sampler is not None and sampler.is_uneven(self.workers):
+            self._plane.leader = 0  # it is in every round; the schedules of the others fall behind
         self._checker = Checker(check_every, named, self._plane, self._send)
         self._control = Control(self.processes, self._heard, self._failed, patience_s)
         if sampler is not None:
@@ -140,6 +142,7 @@ class DataParallel(nn.Module):
         if self._decides:
             finishes_late = getattr(self.policy, "late", "cancel") == "finish"
             decided = Decided(*plane, clip_norm=clip_norm)
+            decided.patience_s = self._patience_s
             return DecidedDriver(decided, steps, self._sampler, self._send, version, finishes_late)
         make = partial(FreeRunning, *plane, clip_norm=clip_norm)
         if isinstance(self.policy, Delayed):

@@ -116,7 +116,6 @@ class FreeDriver(Driver):
         self.plane.applied_version = version
         self._hooks = GradientHooks(self.plane, lambda: self.syncing, lambda: self._weight)
         self._is_traced = is_traced
-        self._iterations = 0
 
     def _sits_out(self, number: int) -> bool:
         return self._sampler is not None and self._sampler.sits_out(self._sampler.first_round + number)
@@ -126,20 +125,21 @@ class FreeDriver(Driver):
             self._sampler.stepped(self.version - self.base)
 
     def _begin(self) -> None:
+        self._hooks.check_is_whole()
         self.plane.begin_iteration()
 
     def _step(self, parts: dict[str, float]) -> Receipt:
         round = self.plane.step(self._steps.hyper())
-        if self.plane.delay:
+        if self.plane.delay or self.plane.pending:  # their buffers are needed for rounds to come
             self._hooks.forget()
         if round is None:
             over = self.plane.is_over
             return Receipt(False, self.version, "the others have ended" if over else "there was no gradient", over=over)
         if self._is_traced:
-            self._send("arrived", version=self.base + self._iterations, samples=self.samples, **parts)
-        self._iterations += 1
-        pending = self.plane.pending
-        return Receipt(True, self.base + self._iterations - pending, "all are in", staleness=pending)
+            self._send("arrived", version=self.base + round.number, samples=self.samples, **parts)
+        # Rounds that this process sits out after its step are applied before it reads anything again.
+        version = self.base + self.plane.to_be_read
+        return Receipt(True, version, "all are in", staleness=min(self.plane.pending, self.plane.delay))
 
     def heard(self, message: dict[str, Any]) -> None:
         self.plane.heard(message)
@@ -186,6 +186,7 @@ class DecidedDriver(Driver):
     def _begin(self) -> None:
         if self._is_fresh:
             self._is_fresh = False
+            self.plane.begin()
             if self.plane.is_late and not self._finishes_late:
                 self.plane.catch_up()  # versions went by while the script did something else
             self.version = self.plane.reading

@@ -120,6 +120,11 @@ class Sampler(TorchSampler[list[int]]):
         """Samples in a step of one process, where it is not the last of an epoch."""
         return self._batches.batch_size
 
+    def is_uneven(self, workers: int) -> bool:
+        """Whether some of so many processes have no batch in the last round of an epoch."""
+        batches = self._batches.batches_per_epoch
+        return batches is not None and batches % workers != 0
+
     @property
     def first_round(self) -> int:
         """The round of all epochs in which this life of the script begins, where every process is in every round."""

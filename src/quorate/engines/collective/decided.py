@@ -9,6 +9,7 @@ versions it misses are made on a *shadow* of them meanwhile.
 from __future__ import annotations
 
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -52,6 +53,7 @@ class Decided(Plane):
         self.reading = 0  # the version that the user's thread computes on
         self.decided_version = 0
         self.over: str | None = None
+        self.patience_s = 60.0  # after so long in vain the user is told what may be wrong
         #: Raised where the user's thread reads a parameter or computes a gradient, once its version is over.
         self.abandon: type[Exception] | None = None
         self._decisions: deque[Decision] = deque()  # not yet exchanged
@@ -60,8 +62,18 @@ class Decided(Plane):
         self._at_rest = False  # the user's thread waits here: its parameters may be changed
         self._shadow: dict[Tensor, Tensor] | None = None
         self._is_idle = True  # the updating thread
+        self._has_begun = False  # the script trains; before that it may still load a checkpoint
         #: The buffers of the newest version here: a forward whose gradient is not used must not leave its marks.
         self._buffers = {buffer: buffer.detach().clone() for buffer in layout.buffers}
+
+    def begin(self) -> None:
+        """The script's first iteration begins: from now on nobody but us changes the model."""
+        if not self._has_begun:
+            for buffer, of_version in self._buffers.items():
+                of_version.copy_(buffer.detach())
+            with self.changed:
+                self._has_begun = True
+                self.changed.notify_all()
 
     @property
     def is_late(self) -> bool:
@@ -109,8 +121,7 @@ class Decided(Plane):
     def give_up(self, round: Round) -> None:
         """A collected round is not offered."""
         with self.changed:
-            self._free.append(round.slot)
-            self.changed.notify_all()
+            self._give_slot(round.slot)
         self.restore_buffers()
 
     def offer(self, round: Round, report: Callable[[], None]) -> Verdict:
@@ -119,7 +130,7 @@ class Decided(Plane):
             self._offer = round
             self._at_rest = True
         report()
-        self.wait_for(lambda: round.released or self.decided_version >= round.number or self.over is not None)
+        self._wait_for_quorum(round)
         with self.changed:
             decision = self._last.get(round.number)
             if decision is not None and self.worker in decision.members:
@@ -129,9 +140,23 @@ class Decided(Plane):
                 self._forget_decisions()
                 return Verdict(True, decision.reason)
             self._offer = None
-            self._free.append(round.slot)
-            self.changed.notify_all()
+            self._give_slot(round.slot)
         return self.miss(round.number)
+
+    def _wait_for_quorum(self, round: Round) -> None:
+        def is_known() -> bool:
+            return round.released or self.decided_version >= round.number or self.over is not None
+
+        with self.changed:
+            in_time = self.changed.wait_for(lambda: self.error is not None or is_known(), self.patience_s)
+        if not in_time:
+            warnings.warn(
+                f"process {self.worker} has waited {self.patience_s:g} s for the quorum of version {round.number}: the "
+                "others live, but bring no gradients. Do they wait for this one, as in a dist.barrier() between steps?",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.wait_for(is_known)
 
     def miss(self, number: int) -> Verdict:
         """The round of this number was made without this process: go on from the newest version."""
@@ -177,6 +202,7 @@ class Decided(Plane):
 
     def finish(self) -> None:
         """Bring nothing more; returns when no more versions are made."""
+        self.begin()
         with self.changed:
             self._at_rest = True
             self.changed.notify_all()
@@ -224,7 +250,7 @@ class Decided(Plane):
             with self.changed:
                 self._is_idle = True
                 self.changed.notify_all()
-            self.wait_for(lambda: self._released or self._closing or self._may_leave_shadow())
+            self.wait_for(lambda: (self._released and self._has_begun) or self._closing or self._may_leave_shadow())
             with self.changed:
                 self._is_idle = False
                 leave = self._may_leave_shadow()
@@ -264,11 +290,14 @@ class Decided(Plane):
     def newest_buffers(self) -> dict[Tensor, Tensor]:
         return dict(self._buffers)
 
-    def _set_buffer(self, member: int, average: Tensor) -> None:
+    def _closes_gate(self, round: Round) -> bool:
+        return round.weight > 0
+
+    def _set_buffer(self, round: Round, member: int, average: Tensor) -> None:
         buffer = self.layout.tensor(member)
         self._buffers[buffer].copy_(average if buffer.dtype.is_floating_point else average.round())
         if self._shadow is None:
-            super()._set_buffer(member, average)
+            super()._set_buffer(round, member, average)
 
 
 def decision_of(message: dict[str, Any], own: Hyper) -> Decision:

@@ -7,6 +7,8 @@ nobody has any.
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +20,7 @@ from quorate.engines.collective.ordering import Order
 from quorate.engines.collective.partial_steps import Hyper, PartialSteps
 from quorate.engines.collective.plane import Group, Plane
 from quorate.engines.collective.rounds import Round, describe
+from quorate.errors import QuorateError
 
 
 class FreeRunning(Plane):
@@ -46,6 +49,9 @@ class FreeRunning(Plane):
         self._delay_at = delay_at if delay_at is not None else lambda iteration: delay
         self._iteration = 0  # rounds stepped, or sat out, so far
         self.on_discard: Callable[[], None] | None = None  # called when a round is given up
+        #: Whose hyperparameters count in every round; None: all have the same, which is checked.
+        self.leader: int | None = None
+        self._stamp = 0
         self._sits_out, self._send = sits_out, send
         self._to_exchange: deque[Round] = deque()
         self._stepped: deque[Round] = deque()  # not yet released
@@ -55,17 +61,17 @@ class FreeRunning(Plane):
         self._done = False
         self._ended: set[int] = set()  # workers that bring nothing more
         self._entered = -1  # the last round that anybody has entered, as far as that matters
-        self._hypers: dict[int, Hyper] = {}  # by round, of rounds that this process took no part in
+        self._hypers: dict[int, Any] = {}  # by round, of rounds that this process took no part in
 
     # ------------------------------------------------------------ the user's thread
 
-    def begin_backward(self, weight: float) -> Round | None:
+    def begin_backward(self, weight: float, adds_up: bool = False) -> Round | None:
         """A backward pass gives its first gradient; None when all others have ended already.
 
-        A round that was never stepped is given up.
+        A round that was never stepped is given up. adds_up: its gradients are part of those that come now.
         """
         if self._open is not None:
-            self._discard(self._open)
+            self._discard(self._open, adds_up)
         self.begin_iteration()
         if not self._done:
             self._open = self._enter(weight)
@@ -73,6 +79,8 @@ class FreeRunning(Plane):
 
     def _enter(self, weight: float) -> Round:
         round = self._new_round(self._next_number, weight)
+        if self.leader is None and weight > 0:
+            round.stamp, self._stamp = self._stamp, 0
         self._next_number += 1
         with self.changed:
             self._to_exchange.append(round)
@@ -88,14 +96,15 @@ class FreeRunning(Plane):
             with self.changed:
                 self.changed.notify_all()
 
-    def _discard(self, round: Round) -> None:
+    def _discard(self, round: Round, adds_up: bool = False) -> None:
         """Averaged but never stepped (a scaler that saw Inf, a second backward): its buffers are free again."""
         self.wait_for(lambda: all(round.averaged))
+        if self._is_source(round) and len(round.contributors()) < self.layout.header.workers:
+            self._send({"kind": "hyper", "round": round.number, "hyper": None})  # the others must not wait for it
         with self.changed:
-            self._free.append(round.slot)
-            self.changed.notify_all()
+            self._give_slot(round.slot)
         self._open = None
-        if self.on_discard is not None:
+        if self.on_discard is not None and not adds_up:
             self.on_discard()
 
     def step(self, hyper: Hyper) -> Round | None:
@@ -105,6 +114,7 @@ class FreeRunning(Plane):
             return None
         self._open = None
         round.hyper = hyper
+        self._stamp = _stamp_of(hyper)
         self._stepped.append(round)
         self._iteration += 1
         self._release_due()
@@ -114,6 +124,8 @@ class FreeRunning(Plane):
 
     def begin_iteration(self) -> None:
         """Before the first forward of an iteration: rounds that went by without this process are applied now."""
+        if self._open is not None and self._sits_out(self._next_number):
+            self._discard(self._open)  # a skipped step: it has the buffers that the next round needs
         while self._sits_out(self._next_number) and not self._done:
             self._sit_out()
             self._release_due()
@@ -125,6 +137,11 @@ class FreeRunning(Plane):
         self.fill_up(round, lambda member: None)
         self._stepped.append(round)
         self._iteration += 1
+
+    @property
+    def to_be_read(self) -> int:
+        """How many updates the parameters will have had when the next iteration reads them."""
+        return self._iteration - min(len(self._stepped), self._delay_at(self._iteration))
 
     @property
     def pending(self) -> int:
@@ -172,8 +189,9 @@ class FreeRunning(Plane):
         """
         kind, entered = message["kind"], None
         with self.changed:
-            if kind == "hyper":
+            if kind == "hyper" and message["worker"] != self.worker:
                 self._hypers[message["round"]] = message["hyper"]
+                self._hypers.pop(message["round"] - 64, None)  # this process had its own
             elif kind in ("entering", "ended"):
                 self._entered = max(self._entered, message["round"])
             if kind == "ended":
@@ -187,6 +205,7 @@ class FreeRunning(Plane):
     # ------------------------------------------------------------ the other threads
 
     def _communicate(self) -> None:
+        before: list[int | None] | None = None
         while True:
             self.wait_for(lambda: self._to_exchange or (self._finished and (self._is_awaited() or self._all_ended())))
             alone = not self._to_exchange
@@ -199,11 +218,12 @@ class FreeRunning(Plane):
             else:
                 with self.changed:
                     round = self._to_exchange.popleft()
-            self._exchange(round, Order(self.layout.buckets, self.layout.urgency))
+            order = Order(self.layout.buckets, self.layout.urgency, before)
+            self._exchange(round, order)
+            before = order.ready_at
+            self._check_stamps(round)
             if alone:
                 self._release(round)
-            if round.total == 0:
-                break  # nobody has anything left
         with self.changed:
             self._done = True
             self.changed.notify_all()
@@ -214,15 +234,45 @@ class FreeRunning(Plane):
     def _all_ended(self) -> bool:
         return len(self._ended) == self.layout.header.workers
 
-    def _hyper_of(self, round: Round) -> Hyper:
-        if round.hyper is None:
+    def _is_source(self, round: Round) -> bool:
+        """Whether others apply this round with the hyperparameters of this process."""
+        contributors = round.contributors()
+        return bool(contributors) and self.worker == (self.leader if self.leader in contributors else contributors[0])
+
+    def _hyper_of(self, round: Round) -> Hyper | None:
+        all_are_in = len(round.contributors()) == self.layout.header.workers
+        if self._is_source(round):
+            if not all_are_in or self.leader is not None:
+                assert round.hyper is not None
+                self._send({"kind": "hyper", "round": round.number, "hyper": _described(round.hyper)})
+        elif round.hyper is None or self.leader is not None:
             self.wait_for(lambda: round.number in self._hypers)
             with self.changed:
-                round.hyper = self._hypers.pop(round.number)
-        elif len(round.contributors()) < self.layout.header.workers and round.contributors()[0] == self.worker:
-            groups = [{key: describe(value) for key, value in group.items()} for group in round.hyper]
-            self._send({"kind": "hyper", "round": round.number, "hyper": groups})
+                told = self._hypers.pop(round.number)
+            own = round.hyper or self._steps.hyper()
+            round.hyper = None if told is None else [{**one, **its} for one, its in zip(own, told, strict=True)]
         return round.hyper
+
+    def _check_stamps(self, round: Round) -> None:
+        """Refuse to go on with hyperparameters that differ: the parameters would, too, from then on."""
+        stamps = {worker: stamp for worker, stamp in enumerate(round.stamps) if stamp}
+        if len(set(stamps.values())) > 1:
+            first = min(stamps)
+            other = next(worker for worker in sorted(stamps) if stamps[worker] != stamps[first])
+            raise QuorateError(
+                f"process {other} made its last step with other hyperparameters than process {first}, so their "
+                "parameters differ from now on: set learning rates and the like at the same update in every process "
+                "(schedulers that step by epochs need the same number of batches everywhere)"
+            )
 
     def _joined_for(self, round: Round) -> dict[int, Tensor] | None:
         return self._joined if self.delay else None
+
+
+def _described(hyper: Hyper) -> list[dict[str, Any]]:
+    return [{key: describe(value) for key, value in group.items()} for group in hyper]
+
+
+def _stamp_of(hyper: Hyper) -> int:
+    """A number from 1 to 250, which any float type holds exactly, that stands for hyperparameters."""
+    return 1 + zlib.crc32(json.dumps(_described(hyper), default=repr).encode()) % 250

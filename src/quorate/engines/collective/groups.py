@@ -23,6 +23,7 @@ from quorate.errors import BadInput
 
 _numbers = count()
 _PROBE_BYTES, _PROBES = 1 << 18, 5
+_MEETING_S, _LONGEST_ALLREDUCE_S = 300.0, 24 * 3600.0
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
 
@@ -32,7 +33,7 @@ class Processes:
     worker: this process's place among them.
     """
 
-    def __init__(self, group: Any, device: torch.device, patience_s: float) -> None:
+    def __init__(self, group: Any, device: torch.device) -> None:
         check_there_is_a_group()
         self.worker, self.workers = dist.get_rank(group), dist.get_world_size(group)
         if self.worker < 0:
@@ -43,7 +44,10 @@ class Processes:
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"quorate/{life}/{next(_numbers)}/{members}"
         self.store = _PrefixStore(prefix, dist.distributed_c10d._get_default_store())
-        self._group = self._own_group(timedelta(seconds=patience_s))
+        self._group = self._own_group(timedelta(seconds=_MEETING_S))
+        # That a process is gone, or silent, the control plane notices: one that evaluates for an hour is neither.
+        if hasattr(self._group, "_set_default_timeout"):
+            self._group._set_default_timeout(timedelta(seconds=_LONGEST_ALLREDUCE_S))
         self._device = device
 
     def _own_group(self, timeout: timedelta) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from quorate.engines.collective.free_running import FreeRunning
 from quorate.engines.collective.pending import PendingGradient, plain
 from quorate.engines.collective.rounds import Round
-from quorate.errors import BadInput
+from quorate.errors import BadInput, QuorateError
 
 
 class GradientHooks:
@@ -28,6 +28,14 @@ class GradientHooks:
             for parameter in plane.layout.parameters
         ]
 
+    def check_is_whole(self) -> None:
+        """Refuse to go on after a backward pass that broke off: the others have parts of it already."""
+        if self._in_backward:
+            raise QuorateError(
+                "the last backward pass broke off in the middle, when other processes had received some of its "
+                "gradients: no update can be made of it; let the error end the script, and start from a checkpoint"
+            )
+
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -37,7 +45,8 @@ class GradientHooks:
             return
         if not self._in_backward:
             self._in_backward = True
-            self._round = self._plane.begin_backward(self._weight())
+            # A gradient that was added to what the pass before gave, without a step between, holds that already.
+            self._round = self._plane.begin_backward(self._weight(), isinstance(parameter.grad, PendingGradient))
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_is_over)
         if self._round is not None:
             self._send(self._numbers[id(parameter)], parameter)
@@ -80,7 +89,10 @@ class GradientHooks:
         count = len(self._plane.layout.parameters)
         if member < count or round.weight == 0:
             return None
-        return self._plane.layout.tensor(member)
+        buffer = self._plane.layout.tensor(member)
+        if self._plane.delay:
+            round.sent[member] = buffer.detach().clone()
+        return buffer
 
     def forget(self) -> None:
         """Let go of what was promised: the gradients of this iteration belong to a later update."""

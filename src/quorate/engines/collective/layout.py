@@ -19,8 +19,8 @@ from torch import Tensor
 LEAST_PIECE_BYTES = 1 << 16
 #: A piece takes this many times as long as an all-reduce of nothing, ...
 WORTH_ITS_LATENCY = 16
-#: ... and a round has so many pieces at most; half of that where nobody waits for the first of them.
-MOST_PIECES, MOST_PIECES_DELAYED = 4, 1
+#: ... and a round has so many pieces at most; one where nobody waits for the first of them.
+MOST_PIECES, MOST_PIECES_DELAYED = 8, 1
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,23 @@ class Header:
     buckets: int
 
     def length(self, members: int) -> int:
-        return self.workers + self.buckets + members
+        return 2 * self.workers + self.buckets + members
 
     def weights(self, header: Tensor) -> Tensor:
         """What each worker's gradient weighs; 0 for one that contributed nothing."""
         return header[: self.workers]
 
+    def stamps(self, header: Tensor) -> Tensor:
+        """By worker, a small number that stands for the hyperparameters of its last step; 0 for none."""
+        return header[self.workers : 2 * self.workers]
+
     def not_ready(self, header: Tensor) -> Tensor:
         """By bucket, how many workers had not computed it when the piece left. 0 stays 0 in any float type."""
-        return header[self.workers : self.workers + self.buckets]
+        return header[2 * self.workers : 2 * self.workers + self.buckets]
 
     def used(self, header: Tensor) -> Tensor:
         """By member of the bucket, how many workers have a gradient for it."""
-        return header[self.workers + self.buckets :]
+        return header[2 * self.workers + self.buckets :]
 
 
 class Layout:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from quorate.errors import BadInput
+
 #: By parameter group, everything but the parameters.
 Hyper = list[dict[str, Any]]
 
@@ -35,6 +37,12 @@ class PartialSteps:
 
     def hyper(self) -> Hyper:
         """The hyperparameters as they are now."""
+        parameters = sum(len(group["params"]) for group in self._optimizer.param_groups)
+        if parameters != len(self._group_of):
+            raise BadInput(
+                f"the optimizer had {len(self._group_of)} parameters when the model was wrapped, now {parameters}; "
+                "wrap the model when its optimizer is complete"
+            )
         return [
             {
                 key: value.clone() if isinstance(value, Tensor) else value
@@ -68,10 +76,21 @@ class PartialSteps:
         try:
             with torch.no_grad():
                 self._step(shell)
+            self._check_groups(hyper, list(groups))
         finally:
             for twins in groups.values():
                 for twin in twins:
                     twin.grad = None
+
+    def _check_groups(self, hyper: Hyper, numbers: list[int]) -> None:
+        """Refuse an optimizer that keeps its progress in its groups: it would count every bucket as a step."""
+        for number, group in zip(numbers, self._shell.param_groups, strict=True):
+            changed = [key for key in group if key != "params" and group[key] is not hyper[number].get(key)]
+            if changed:
+                raise BadInput(
+                    f"{type(self._optimizer).__name__} changes {changed[0]!r} of its parameter groups in step(), which "
+                    "cannot be done for a part of the parameters; use an optimizer that keeps its state by parameter"
+                )
 
     def _twin(self, parameter: Tensor) -> Tensor:
         twin = self._twins.get(parameter)

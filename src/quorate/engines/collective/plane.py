@@ -108,9 +108,19 @@ class Plane(ABC):
         raise self.error.with_traceback(None)  # several threads raise it; each has its own way there
 
     def _take_slot(self) -> Slot:
-        self.wait_for(lambda: self._free or self._closing)
-        with self.changed:
-            return self._free.popleft()
+        with self.changed:  # one look and one hold: two threads take slots
+            self.changed.wait_for(lambda: self.error is not None or self._free)
+            if self.error is not None:
+                self._raise()
+            slot = self._free.popleft()
+        wait_for(slot.free_mark)
+        return slot
+
+    def _give_slot(self, slot: Slot) -> None:
+        """A slot is free; under `changed`."""
+        slot.free_mark = mark(self._device)  # what this thread has queued on a GPU still reads it
+        self._free.append(slot)
+        self.changed.notify_all()
 
     def _new_round(self, number: int, weight: float) -> Round:
         return Round(number, self._take_slot(), self.layout, self.worker, weight, self.expected)
@@ -139,14 +149,18 @@ class Plane(ABC):
                 # Everybody hears of a piece at the same place in the order, whenever it really came back.
                 order.heard(heard.popleft())
             piece = order.next()
+            # As it is before waiting: if that piece was chosen too early, the next round is to know.
+            ready = list(round.ready)
             while flight and not round.ready[piece.bucket]:
                 heard.append(self._land(round, *flight.popleft()))
             self.wait_for(lambda: round.ready[piece.bucket])  # noqa: B023 - it is called at once
             if not order.left:
                 self.before_complete()
-            flight.append((piece, self._group.allreduce([round.leave(piece)])))
+            flight.append((piece, self._group.allreduce([round.leave(piece, ready)])))
         while flight:
-            self._land(round, *flight.popleft())
+            heard.append(self._land(round, *flight.popleft()))
+        for not_ready in heard:  # too late for this round; the next one learns from it
+            order.heard(not_ready)
 
     def _land(self, round: Round, piece: Piece, work: Work) -> list[float]:
         work.wait()
@@ -168,6 +182,9 @@ class Plane(ABC):
             self._close_gate(round)
             self.changed.notify_all()
 
+    def _closes_gate(self, round: Round) -> bool:
+        return True
+
     def _close_gate(self, round: Round) -> None:
         for bucket in range(len(self.layout.buckets)):
             self._unreadable[bucket] = ...
@@ -185,13 +202,14 @@ class Plane(ABC):
         began = time.monotonic()
         wait_for(round.release_mark)
         self._apply(round)
+        is_version = round.total > 0 and not round.is_void
         with self.changed:
             self._released.popleft()
-            self._free.append(round.slot)
-            if round.total > 0:
+            self._give_slot(round.slot)
+            if is_version:
                 self.applied_version += 1
             self.changed.notify_all()
-        if self.on_version is not None and round.total > 0:
+        if self.on_version is not None and is_version:
             self.on_version(self.applied_version, time.monotonic() - began)
 
     def _apply(self, round: Round) -> None:
@@ -206,13 +224,15 @@ class Plane(ABC):
             self.wait_for(lambda: any(round.averaged[number] for number in numbers))
             for number in [number for number in numbers if round.averaged[number]]:
                 numbers.remove(number)
-                if round.total > 0:
+                if round.total > 0 and not round.is_void:
                     hyper = hyper or self._hyper_of(round)
-                    self._apply_bucket(round, number, hyper, scale)
+                    round.is_void = hyper is None
+                    if hyper is not None:
+                        self._apply_bucket(round, number, hyper, scale)
                 self._open_gate(round, number)
 
-    def _hyper_of(self, round: Round) -> Hyper:
-        assert round.hyper is not None
+    def _hyper_of(self, round: Round) -> Hyper | None:
+        """The hyperparameters to apply a round with; None: it is not to be applied."""
         return round.hyper
 
     def _clipping(self, round: Round) -> float:
@@ -232,7 +252,7 @@ class Plane(ABC):
         if self.layout.buckets[number].holds_buffers:
             with torch.no_grad():
                 for member, average in averages.items():
-                    self._set_buffer(member, average)
+                    self._set_buffer(round, member, average)
             return
         if scale != 1.0:
             for average in averages.values():
@@ -256,9 +276,13 @@ class Plane(ABC):
         """Other tensors to update in place of the parameters."""
         return None
 
-    def _set_buffer(self, member: int, average: Tensor) -> None:
+    def _set_buffer(self, round: Round, member: int, average: Tensor) -> None:
         buffer = self.layout.tensor(member)
-        buffer.detach().copy_(average if buffer.dtype.is_floating_point else average.round())
+        average = average if buffer.dtype.is_floating_point else average.round()
+        if member in round.sent:  # it has gone on since: take over what the others had then, and keep that
+            buffer.detach().add_((average - round.sent[member]).to(buffer.dtype))
+        else:
+            buffer.detach().copy_(average)
 
     # ------------------------------------------------------------ reading
 
@@ -267,7 +291,9 @@ class Plane(ABC):
         with self.changed:
             if round is not None:
                 round.applied[number] = True
-            if point is None:
+            if any(not one.applied[number] for one in self._released if one is not round and self._closes_gate(one)):
+                pass  # another update of it is released
+            elif point is None:
                 self._unreadable.pop(number, None)
             else:
                 self._unreadable[number] = point  # the reader's own work must still be queued behind it

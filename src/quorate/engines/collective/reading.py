@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quorate.errors import BadInput
+
 
 class Gate:
     """Which tensors must not be read yet. `closed` is looked at on every read, so it is a plain attribute."""
@@ -93,6 +95,8 @@ class Guard:
                 continue
             for kind in ("_parameters", "_buffers"):
                 known = one.__dict__.get(kind)
+                if isinstance(known, GuardedTensors):
+                    raise BadInput("this module is in a DataParallel already; finish() that one first")
                 if type(known) is dict and known:
                     guarded = GuardedTensors(known)
                     guarded.gate = gate

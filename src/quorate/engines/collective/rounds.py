@@ -33,7 +33,11 @@ class Round:
         self.hyper: Hyper | None = None  # as they were at step(); None: whoever contributed says
         self.released = False  # the update may be applied
         self.release_mark: Mark = None
+        self.is_void = False  # whoever contributed gave it up: there is no update
+        self.stamp = 0  # stands for the hyperparameters of this process's step before
         self.weights: list[float] = []  # by worker, once the first piece is back
+        self.stamps: list[float] = []  # likewise
+        self.sent: dict[int, Tensor] = {}  # buffers as they were sent, where they go on meanwhile
         self._filled: set[int] = set()
         self._missing = [len(bucket.members) for bucket in layout.buckets]
         self._used: dict[int, bool] = {}
@@ -68,13 +72,14 @@ class Round:
 
     # ------------------------------------------------------------ out and back
 
-    def leave(self, piece: Piece) -> Tensor:
-        """What to add up over all workers."""
+    def leave(self, piece: Piece, ready: list[bool] | None = None) -> Tensor:
+        """What to add up over all workers; `ready`: by bucket, what to tell them of it (default: as it is)."""
         wait_for(self._ready_marks[piece.bucket])
         bucket, layout = self._layout.buckets[piece.bucket], self._layout
-        numbers = [0.0] * layout.header.workers
-        numbers[self._worker] = self.weight
-        numbers += [0.0 if ready else 1.0 for ready in self.ready]
+        workers = layout.header.workers
+        numbers = [0.0] * (2 * workers)
+        numbers[self._worker], numbers[workers + self._worker] = self.weight, float(self.stamp)
+        numbers += [0.0 if one else 1.0 for one in ready or self.ready]
         numbers += [1.0 if member in self._used else 0.0 for member in bucket.members]
         header = self.slot.header(piece)
         header.copy_(header.new_tensor(numbers))
@@ -84,10 +89,11 @@ class Round:
         """A piece's sums are there; gives by bucket how many were not ready, and whether its bucket is complete."""
         header, layout = self.slot.header(piece), self._layout
         numbers: list[float] = header.tolist()  # on a GPU this waits for the sums
+        workers = layout.header.workers
         if not self.weights:
-            self.weights = numbers[: layout.header.workers]
+            self.weights, self.stamps = numbers[:workers], numbers[workers : 2 * workers]
         bucket = layout.buckets[piece.bucket]
-        used = numbers[layout.header.workers + layout.header.buckets :]
+        used = numbers[2 * workers + layout.header.buckets :]
         for member, count in zip(bucket.members, used, strict=True):
             if count > 0:
                 self._used[member] = True
@@ -95,7 +101,7 @@ class Round:
         complete = self._pieces_back[piece.bucket] == len(bucket.pieces)
         if complete:
             self._back_marks[piece.bucket] = mark(bucket.device)
-        not_ready = numbers[layout.header.workers : layout.header.workers + layout.header.buckets]
+        not_ready = numbers[2 * workers : 2 * workers + layout.header.buckets]
         return not_ready, complete
 
     @property
@@ -123,4 +129,4 @@ class Round:
 
 def describe(value: Any) -> Any:
     """A hyperparameter as JSON can carry it."""
-    return float(value) if isinstance(value, Tensor) else value
+    return value.item() if hasattr(value, "item") else value  # a tensor, or a number of numpy's

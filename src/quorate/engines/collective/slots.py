@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from quorate.engines.collective.layout import Bucket, Layout, Piece
+from quorate.engines.collective.marks import Mark
 
 
 class Slot:
@@ -13,6 +14,7 @@ class Slot:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self.free_mark: Mark = None  # until then, on a GPU, somebody still reads it
         self._buffers = [torch.zeros(one.length, dtype=one.dtype, device=one.device) for one in layout.buckets]
         #: Averages of buckets that travel in several pieces, which lie apart; made when first needed.
         self._joined: dict[int, Tensor] = {}
@@ -72,7 +74,12 @@ class Slot:
 
     def is_finite(self) -> bool:
         """Whether nothing in here is NaN or Inf: their sum would be neither."""
-        sums = [buffer.sum() for buffer in self._buffers]
+        gradients = [
+            buffer
+            for buffer, bucket in zip(self._buffers, self._layout.buckets, strict=True)
+            if not bucket.holds_buffers
+        ]
+        sums = [buffer.sum(dtype=torch.float64) for buffer in gradients]
         return all(bool(total.isfinite()) for total in sums)
 
     def clear(self, member: int) -> None:

@@ -124,6 +124,10 @@ class Link:
             if failure is not None and not self._may_end:
                 self._may_end = True
                 self._on_failure(failure)
+        except Exception as error:  # in what a message led to: whoever waits for more must know
+            wrong = error if isinstance(error, QuorateError) else QuorateError(f"a control message led to {error!r}")
+            wrong.__cause__ = error if wrong is not error else None
+            self._on_failure(wrong)
         finally:
             self._release()
 
