@@ -53,6 +53,8 @@ class FreeRunning(Plane):
         self.leader: int | None = None
         self._stamp = 0
         self._sits_out, self._send = sits_out, send
+        numbers = [member for bucket in layout.buckets if bucket.holds_buffers for member in bucket.members]
+        self._buffers_before = {member: layout.tensor(member).detach().clone() for member in numbers if delay}
         self._to_exchange: deque[Round] = deque()
         self._stepped: deque[Round] = deque()  # not yet released
         self._open: Round | None = None  # being filled by backward, or filled and not yet stepped
@@ -160,6 +162,27 @@ class FreeRunning(Plane):
     def _release_all_but(self, count: int) -> None:
         while len(self._stepped) > count:
             self._release(self._stepped.popleft())
+
+    def buffer_to_send(self, round: Round, member: int) -> Tensor:
+        """What the others are told of a buffer: itself, or with a delay by how much this iteration has changed it."""
+        buffer = self.layout.tensor(member).detach()
+        if not self.delay:
+            return buffer
+        before = self._buffers_before[member]
+        round.sent[member] = buffer - before
+        before.copy_(buffer)
+        return round.sent[member]
+
+    def _set_buffer(self, round: Round, member: int, average: Tensor) -> None:
+        if not self.delay:
+            super()._set_buffer(round, member, average)
+            return
+        # Later iterations have changed it since: only this one's change is replaced by the average of all.
+        buffer, own = self.layout.tensor(member).detach(), round.sent.get(member)
+        change = average if own is None else average - own
+        change = (change if buffer.dtype.is_floating_point else change.round()).to(buffer.dtype)
+        buffer.add_(change)
+        self._buffers_before[member].add_(change)
 
     def gradient(self, round: Round, member: int) -> Tensor | None:
         """The average of a gradient of this iteration, once it is there; None where nobody has one."""

@@ -89,10 +89,7 @@ class GradientHooks:
         count = len(self._plane.layout.parameters)
         if member < count or round.weight == 0:
             return None
-        buffer = self._plane.layout.tensor(member)
-        if self._plane.delay:
-            round.sent[member] = buffer.detach().clone()
-        return buffer
+        return self._plane.buffer_to_send(round, member)
 
     def forget(self) -> None:
         """Let go of what was promised: the gradients of this iteration belong to a later update."""

@@ -278,11 +278,7 @@ class Plane(ABC):
 
     def _set_buffer(self, round: Round, member: int, average: Tensor) -> None:
         buffer = self.layout.tensor(member)
-        average = average if buffer.dtype.is_floating_point else average.round()
-        if member in round.sent:  # it has gone on since: take over what the others had then, and keep that
-            buffer.detach().add_((average - round.sent[member]).to(buffer.dtype))
-        else:
-            buffer.detach().copy_(average)
+        buffer.detach().copy_(average if buffer.dtype.is_floating_point else average.round())
 
     # ------------------------------------------------------------ reading
 

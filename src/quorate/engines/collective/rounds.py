@@ -37,7 +37,7 @@ class Round:
         self.stamp = 0  # stands for the hyperparameters of this process's step before
         self.weights: list[float] = []  # by worker, once the first piece is back
         self.stamps: list[float] = []  # likewise
-        self.sent: dict[int, Tensor] = {}  # buffers as they were sent, where they go on meanwhile
+        self.sent: dict[int, Tensor] = {}  # what was sent of buffers that go on meanwhile
         self._filled: set[int] = set()
         self._missing = [len(bucket.members) for bucket in layout.buckets]
         self._used: dict[int, bool] = {}
