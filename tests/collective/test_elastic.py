@@ -70,6 +70,7 @@ def check_a_death_cost_nothing(folder: Path, dead: int) -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.long
 def test_worker_0_dies_and_its_disk_is_only_one_of_three(tmp_path: Path) -> None:
     """The same bits as a run without a death, with dropout, BatchNorm, momentum and a schedule."""
     done = torchrun(tmp_path, "--dies", "0", "--disks", "--reference")

@@ -55,6 +55,7 @@ def test_the_torchrun_script_with_full_sync() -> None:
     assert all(dropped == 0 for _, dropped, _ in told.values())
 
 
+@pytest.mark.long
 def test_the_torchrun_script_with_a_backup_and_a_slow_process(tmp_path: Path) -> None:
     options = ["--epochs", "4", "--backups", "1", "--straggler", "--trace", str(tmp_path / "run")]
     told = told_by_workers(torchrun(3, EXAMPLES / "torchrun_script.py", *options), 3)

@@ -296,6 +296,7 @@ def test_what_a_killed_run_left_behind_is_removed_and_nothing_else(monkeypatch: 
     assert not left & set(hosts.namespaces())
 
 
+@pytest.mark.long
 @needs_hosts
 def test_two_contenders_on_two_hosts(tmp_path: Path) -> None:
     command = ["--hosts", "2", "--net", "alexnet", "--ratio", "unlimited", "--only", "none", "ddp", "--iterations", "1"]
