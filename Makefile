@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-ray test-integrations test-long check format benchmark benchmark-local benchmark-ray benchmark-network clean
+.PHONY: demo test test-ray test-collective test-integrations test-long check format benchmark benchmark-local benchmark-ray benchmark-network clean
 
 demo: $(READY)  ## why backup workers are worth having: eight real processes, in under a minute
 	$(BIN)/quorate demo --out demo --overwrite
@@ -14,6 +14,9 @@ test: check  ## the whole test command: lint, format, types, tests
 
 test-ray: $(READY)  ## the Ray engine through its contract, faults and clusters of several nodes; some 15 minutes
 	$(BIN)/python -m pytest -m ray --timeout 600 tests/ray
+
+test-collective: $(READY)  ## quorate.DataParallel in real processes: quorums, deaths, bad input, beside DDP; some minutes
+	$(BIN)/python -m pytest -m collective tests/collective
 
 test-integrations: $(READY)  ## quorate.DataParallel with Accelerate, Lightning Fabric and compiled models; some minutes
 	$(BIN)/python -m pytest -m integrations --timeout 600 tests/collective

@@ -47,7 +47,10 @@ CASES = {
     ),
     "policies twice": (["compare", "--policies", "async,async"], "names async twice"),
     "no policies": (["compare", "--policies", ","], "at least one, e.g. full-sync,backup"),
-    "task": (["simulate", "--task", "magic"], "task 'magic' is not known; choose one of: cifar10, digits, file.py:Class"),
+    "task": (
+        ["simulate", "--task", "magic"],
+        "task 'magic' is not known; choose one of: cifar10, digits, file.py:Class",
+    ),
     "task file": (["simulate", "--task", "none.py:Line"], "'none.py' does not exist; give file.py:Class"),
     "task class": (["simulate", "--task", "tasks.py:None"], "no class 'None'"),
     "engine": (["compare", "--engine", "magic"], "engine 'magic' is not known; choose one of: local, ray, simulated"),

@@ -14,6 +14,8 @@ from quorate.engines.collective.groups import _backend_for
 from quorate.errors import BadInput
 from tests.collective.launching import Launcher
 
+pytestmark = pytest.mark.collective
+
 WORKERS = 2
 SAME = "build the same model, optimizer and policy in every process"
 #: What all processes are told.

@@ -15,6 +15,8 @@ import pytest
 from tests.collective.scripts.compatibility import CASES, NOT_THE_SAME
 from tests.collective.torchrun import torchrun
 
+pytestmark = pytest.mark.collective
+
 SCRIPT = Path(__file__).parent / "scripts" / "compatibility.py"
 POLICIES = ["full-sync", "backup"]
 WORKERS = 2

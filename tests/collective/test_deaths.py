@@ -10,6 +10,8 @@ import pytest
 
 from tests.collective.launching import Launch, Launcher
 
+pytestmark = pytest.mark.collective
+
 WORKERS = 3
 SECONDS_S = 40.0  # "within seconds", on a machine that may be very busy; without a word it would be half an hour
 

@@ -14,6 +14,8 @@ from quorate.trace import feed, read_trace
 from tests.collective.conftest import WORKERS, Quorums
 from tests.laws.checker import LawChecker, demand
 
+pytestmark = pytest.mark.collective
+
 POLICIES: dict[str, quorate.Policy] = {
     "cancel": quorate.BackupSync(2, 1),
     "finish": quorate.BackupSync(2, 1, late="finish"),

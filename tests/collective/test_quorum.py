@@ -14,6 +14,8 @@ import torch
 from tests.collective.conftest import WORKERS, Quorums
 from tests.collective.scripts.quorums import BATCH, batch, loss_of, lr_at, net
 
+pytestmark = pytest.mark.collective
+
 #: Worker 2 waits until it is late in every third of its iterations.
 STRAGGLING = ["cancel", "finish", "deadline", "deadline-finish"]
 ALL = [*STRAGGLING, "nan", "adaptive", "abandon", "uneven", "evaluate", "lending"]

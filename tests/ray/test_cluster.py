@@ -19,6 +19,8 @@ from quorate.errors import BadInput
 from tests.ray.conftest import ONE_CPU
 from tests.ray.processes import descendants
 
+pytestmark = pytest.mark.ray
+
 
 def ports_of(processes: set[int]) -> set[int]:
     """The ports on which these processes listen."""
