@@ -127,7 +127,7 @@ class Sparse(torch.nn.Module):
         ({"patience_s": -1}, "patience_s is -1"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"policy": quorate.BackupSync(9)}, "quorum is 9, but the run has 4 workers"),
-        ({"policy": quorate.BackupSync(2, 1)}, r"workers=3"),
+        ({"policy": quorate.BackupSync(2, 1)}, r"give the engine \(or torchrun\) 3 workers"),
         ({"policy": quorate.Deadline(quorum=5)}, "quorum is 5"),
         ({"policy": quorate.Deadline(minimum=5)}, "minimum is 5"),
     ],

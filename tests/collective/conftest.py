@@ -14,7 +14,7 @@ from tests.collective.launching import Launcher
 WORKERS = 3
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def launcher() -> Iterator[Launcher]:
     made = Launcher()
     yield made
@@ -28,7 +28,7 @@ class Quorums(NamedTuple):
     seen: dict[str, list[dict[str, Any]]]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def quorums(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Quorums:
     folder = tmp_path_factory.mktemp("quorums")
     launch = launcher.launch("quorums.py", WORKERS, folder, str(folder))

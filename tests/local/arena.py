@@ -43,14 +43,14 @@ POLICIES = {
 #: Steps of writing a checkpoint: whose function, its name, and whether this call of it is the one that is meant.
 STEPS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "trace to disk": (TraceWriter, "sync", lambda trace: True),
-    "folder": (quorate.checkpoint, "_make_folders", lambda folder: True),
-    "state": (quorate.checkpoint, "_write_bytes", lambda file, data: file.name == "state.json"),
+    "folder": (quorate.checkpoint, "_make_folders", lambda folder, *_: True),
+    "state": (quorate.checkpoint, "_write_bytes", lambda file, data, *_: file.name == "state.json"),
     "tensors": (quorate.checkpoint, "store", lambda file, tensors: True),
-    "tensors to disk": (quorate.checkpoint, "_fsync", lambda path: path.name == "tensors.safetensors"),
-    "manifest": (quorate.checkpoint, "_write_bytes", lambda file, data: file.name == "manifest.json"),
-    "folder to disk": (quorate.checkpoint, "_fsync", lambda path: path.name.startswith(".writing")),
+    "tensors to disk": (quorate.checkpoint, "_fsync", lambda path, *_: path.name == "tensors.safetensors"),
+    "manifest": (quorate.checkpoint, "_write_bytes", lambda file, data, *_: file.name == "manifest.json"),
+    "folder to disk": (quorate.checkpoint, "_fsync", lambda path, *_: path.name.startswith(".writing")),
     "publish": (quorate.checkpoint, "_rename", lambda old, new: old.name.startswith(".writing")),
-    "name to disk": (quorate.checkpoint, "_fsync", lambda path: path.name == "checkpoints"),
+    "name to disk": (quorate.checkpoint, "_fsync", lambda path, *_: path.name == "checkpoints"),
     "retire": (quorate.checkpoint, "_rename", lambda old, new: new.name.startswith(".removing")),
     "delete": (quorate.checkpoint, "_remove_tree", lambda tree: tree.name.startswith(".removing") and tree.exists()),
 }
