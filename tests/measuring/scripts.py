@@ -91,7 +91,7 @@ def main() -> None:
         try:
             train(name, folder / name / "times.csv", rank)
         except ZeroDivisionError:
-            print(f"{name}: the script's own error came through")  # noqa: T201
+            print(f"{name}: the script's own error came through", flush=True)  # noqa: T201
     dist.destroy_process_group()
 
 
