@@ -15,7 +15,7 @@ test: check  ## the whole test command: lint, format, types, tests
 test-ray: $(READY)  ## the Ray engine through its contract, faults and clusters of several nodes; some 15 minutes
 	$(BIN)/python -m pytest -m ray --timeout 600 tests/ray
 
-test-collective: $(READY)  ## quorate.DataParallel in real processes: quorums, deaths, bad input, beside DDP; some minutes
+test-collective: $(READY)  ## quorate.DataParallel: real processes beside DDP, quorums, deaths, control, samples, checkpoints; some minutes
 	$(BIN)/python -m pytest -m collective tests/collective
 
 test-integrations: $(READY)  ## quorate.DataParallel with Accelerate, Lightning Fabric and compiled models; some minutes

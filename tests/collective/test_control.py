@@ -23,6 +23,8 @@ from quorate.engines.collective.control import Hub, Link, addresses, wire
 from quorate.engines.collective.control.wire import NoMessage, Unpacker, pack
 from quorate.errors import BadInput, ProcessLost, QuorateError
 
+pytestmark = pytest.mark.collective
+
 LONG_S = 30.0  # what a test waits for that is there at once
 
 

@@ -9,6 +9,8 @@ import pytest
 from tests.collective.launching import Launcher
 from tests.collective.scripts.equals import CASES, DELAYS
 
+pytestmark = pytest.mark.collective
+
 WORKERS = 3
 
 

@@ -25,6 +25,8 @@ from quorate.trace import Recorder, read_trace
 from tests.collective.played import LONG_S, Decided, PlayedHub, play_free_running
 from tests.laws.checker import LawChecker, demand
 
+pytestmark = pytest.mark.collective
+
 DECIDED = [
     quorate.BackupSync(3, 1),
     quorate.BackupSync(2, 2, late="finish"),

@@ -25,6 +25,8 @@ from tests.collective.lent_world import run_world
 from tests.laws.chaos import run_chaos
 from tests.laws.checker import LawChecker
 
+pytestmark = pytest.mark.collective
+
 BATCHES, PASSES = 12, 2
 CHOICES = st.lists(st.integers(0, 4 * 60), max_size=400)
 

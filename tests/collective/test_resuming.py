@@ -24,6 +24,8 @@ from quorate.parallel.resuming import Resumed, Together, newest_of_all, saving_i
 from tests.collective.test_saving import Script
 from tests.test_checkpoint import same, some_state
 
+pytestmark = pytest.mark.collective
+
 
 class Meeting:
     """The group of one of several threads: what one gives, the others get."""

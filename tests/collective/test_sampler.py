@@ -16,6 +16,8 @@ from quorate.errors import BadInput, QuorateError
 from quorate.ledger import Ledger
 from quorate.parallel.sampler import Sampler
 
+pytestmark = pytest.mark.collective
+
 SAMPLES, BATCH, WORKERS = 23, 2, 5
 
 

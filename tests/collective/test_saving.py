@@ -21,6 +21,8 @@ from quorate.errors import BadInput
 from quorate.parallel.saving import Saver
 from tests.test_checkpoint import same
 
+pytestmark = pytest.mark.collective
+
 
 class Script:
     """A small training script, with all that belongs to a version of it."""

@@ -18,7 +18,7 @@ from quorate.engines.ray import printing
 from tests.cli.conftest import TASKS
 from tests.ray.processes import descendants
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.ray]
 
 ENDLESS = ("train", "--engine", "ray", "--task", "tasks.py:Line", "--workers", "1+1", "--updates", "1000000")
 
