@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,21 +63,28 @@ class Header:
     def length(self, members: int) -> int:
         return 2 * self.workers + self.buckets + members
 
-    def weights(self, header: Tensor) -> Tensor:
-        """What each worker's gradient weighs; 0 for one that contributed nothing."""
-        return header[: self.workers]
+    def numbers(
+        self, worker: int, weight: float, stamp: int, ready: Sequence[bool], used: Sequence[bool]
+    ) -> list[float]:
+        """What one worker puts there; `ready` goes by bucket, `used` by member of the piece's bucket."""
+        numbers = [0.0] * (2 * self.workers)
+        numbers[worker], numbers[self.workers + worker] = weight, float(stamp)
+        return [*numbers, *(0.0 if one else 1.0 for one in ready), *(1.0 if one else 0.0 for one in used)]
 
-    def stamps(self, header: Tensor) -> Tensor:
-        """By worker, a small number that stands for the hyperparameters of its last step; 0 for none."""
-        return header[self.workers : 2 * self.workers]
+    def sums(self, numbers: list[float]) -> Sums:
+        """What the numbers of all workers, added up, say."""
+        weights, stamps = numbers[: self.workers], numbers[self.workers : 2 * self.workers]
+        rest = numbers[2 * self.workers :]
+        return Sums(weights, stamps, rest[: self.buckets], rest[self.buckets :])
 
-    def not_ready(self, header: Tensor) -> Tensor:
-        """By bucket, how many workers had not computed it when the piece left. 0 stays 0 in any float type."""
-        return header[2 * self.workers : 2 * self.workers + self.buckets]
 
-    def used(self, header: Tensor) -> Tensor:
-        """By member of the bucket, how many workers have a gradient for it."""
-        return header[2 * self.workers + self.buckets :]
+class Sums(NamedTuple):
+    """What comes back with a piece."""
+
+    weights: list[float]  # by worker, what its gradient counts; 0 for one that contributed nothing
+    stamps: list[float]  # by worker, what stands for the hyperparameters of its last step; 0 for none
+    not_ready: list[float]  # by bucket, how many had not computed it when the piece left; 0 stays 0 in any float type
+    used: list[float]  # by member of the bucket, how many have a gradient for it
 
 
 class Layout:

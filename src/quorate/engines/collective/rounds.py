@@ -76,11 +76,8 @@ class Round:
         """What to add up over all workers; `ready`: by bucket, what to tell them of it (default: as it is)."""
         wait_for(self._ready_marks[piece.bucket])
         bucket, layout = self._layout.buckets[piece.bucket], self._layout
-        workers = layout.header.workers
-        numbers = [0.0] * (2 * workers)
-        numbers[self._worker], numbers[workers + self._worker] = self.weight, float(self.stamp)
-        numbers += [0.0 if one else 1.0 for one in ready or self.ready]
-        numbers += [1.0 if member in self._used else 0.0 for member in bucket.members]
+        used = [member in self._used for member in bucket.members]
+        numbers = layout.header.numbers(self._worker, self.weight, self.stamp, ready or self.ready, used)
         header = self.slot.header(piece)
         header.copy_(header.new_tensor(numbers))
         return self.slot.travelling(piece)
@@ -88,21 +85,18 @@ class Round:
     def back(self, piece: Piece) -> tuple[list[float], bool]:
         """A piece's sums are there; gives by bucket how many were not ready, and whether its bucket is complete."""
         header, layout = self.slot.header(piece), self._layout
-        numbers: list[float] = header.tolist()  # on a GPU this waits for the sums
-        workers = layout.header.workers
+        sums = layout.header.sums(header.tolist())  # on a GPU this waits for them
         if not self.weights:
-            self.weights, self.stamps = numbers[:workers], numbers[workers : 2 * workers]
+            self.weights, self.stamps = sums.weights, sums.stamps
         bucket = layout.buckets[piece.bucket]
-        used = numbers[2 * workers + layout.header.buckets :]
-        for member, count in zip(bucket.members, used, strict=True):
+        for member, count in zip(bucket.members, sums.used, strict=True):
             if count > 0:
                 self._used[member] = True
         self._pieces_back[piece.bucket] += 1
         complete = self._pieces_back[piece.bucket] == len(bucket.pieces)
         if complete:
             self._back_marks[piece.bucket] = mark(bucket.device)
-        not_ready = numbers[2 * workers : 2 * workers + layout.header.buckets]
-        return not_ready, complete
+        return sums.not_ready, complete
 
     @property
     def total(self) -> float:
