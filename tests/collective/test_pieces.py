@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from quorate.engines.collective.layout import Layout
+from quorate.engines.collective import pace
+from quorate.engines.collective.layout import Layout, piece_bytes_for
 from quorate.engines.collective.ordering import Order
+from quorate.engines.collective.pace import Pace
 from quorate.engines.collective.partial_steps import PartialSteps
 from quorate.engines.collective.pending import PendingGradient, plain
 from quorate.engines.collective.plane import Plane
@@ -112,6 +115,57 @@ def test_every_element_is_in_one_piece_and_none_overlap(sizes: list[int], piece_
         if piece_bytes is not None:
             most = max(1, piece_bytes // 4)
             assert all(piece.stop - piece.start <= most + most // 4 + 1 for piece in bucket.pieces)
+
+
+def test_a_bias_travels_with_the_weight_beside_it() -> None:
+    shapes = [(100,), (100, 100), (100,), (100, 100), (100,), (10, 100), (10,)]
+    layout = Layout([torch.zeros(shape) for shape in shapes], [], 2, piece_bytes=8_000)
+    assert [bucket.members for bucket in layout.buckets] == [(6, 5, 4), (3,), (2, 1), (0,)]
+    assert [len(bucket.pieces) for bucket in layout.buckets] == [1, 4, 5, 1]
+
+
+def test_a_round_travels_in_one_piece_where_cores_are_what_is_scarce() -> None:
+    parameters = [torch.zeros(1 << 20)]
+    slow, fast = Pace(1e-3, 1e-7), Pace(1e-3, 1e-12)
+    assert piece_bytes_for(parameters, slow, 8) == (1 << 22) // 8
+    assert piece_bytes_for(parameters, slow._replace(contention=1.0), 8) == 1 << 22
+    assert piece_bytes_for(parameters, fast, 8) > 1 << 22
+    assert piece_bytes_for(parameters, Pace(0.0, 0.0), 8) == (1 << 22) // 8
+
+
+@pytest.mark.parametrize("says", ["", "nonsense", "1 2", "7 500000000 3"])
+def test_a_pace_is_measured_whatever_the_system_says_of_its_threads(
+    says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counter stands still here, so nobody waited for a core; without one, that is what is assumed."""
+    (tmp_path / "1").mkdir()
+    if says:
+        (tmp_path / "1" / "schedstat").write_text(says)
+    monkeypatch.setattr(pace, "_TASKS", tmp_path)
+    seen: list[int] = []
+
+    def allreduce(tensor: Tensor) -> None:
+        seen.append(tensor.numel())
+        tensor.mul_(3)  # three workers that are all alike
+
+    found = pace.measure(allreduce, 3, torch.device("cpu"))
+    assert found.latency_s > 0 and found.byte_s >= 0 and found.contention == 0.0
+    assert len(set(seen)) == 3, "nothing, much, and what was found"
+
+
+def test_waiting_for_a_core_is_contention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    waited_ns = 0
+
+    def allreduce(tensor: Tensor) -> None:
+        nonlocal waited_ns
+        waited_ns += 10**12
+        for thread in "12":
+            (tmp_path / thread / "schedstat").write_text(f"5 {waited_ns} 3")
+
+    monkeypatch.setattr(pace, "_TASKS", tmp_path)
+    assert pace.measure(allreduce, 1, torch.device("cpu")).contention == 1.0
 
 
 def test_a_gradient_accumulated_in_place_is_weighed_once() -> None:

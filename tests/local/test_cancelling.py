@@ -39,7 +39,7 @@ class Wide(Toy):
 def test_a_cancelled_worker_stops_long_before_its_step_is_over(tmp_path: Path) -> None:
     task = Wide()
     quorate.train(
-        task, quorate.BackupSync(2, 2), quorate.Local(4), epochs=4, out=tmp_path / "run", evaluate_every=10_000
+        task, quorate.BackupSync(2, 2), quorate.Local(4), epochs=12, out=tmp_path / "run", evaluate_every=10_000
     )
     trace = list(quorate.read_trace(tmp_path / "run"))
     noticed = [record["cancel_s"] for record in trace if record["event"] == "abandon"]

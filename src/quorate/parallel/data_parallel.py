@@ -90,6 +90,7 @@ class DataParallel(nn.Module):
         self._device, self._patience_s = named[0][1].device, patience_s
         self.processes = Processes(process_group, self._device)
         self.policy.check(self.workers)
+        self.processes.meet()
         buffers = buffers_of(module)
         check_same_model(self.processes, [*named, *buffers], optimizer, repr(self.policy))
         for tensor in module.state_dict().values():

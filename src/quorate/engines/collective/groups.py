@@ -9,20 +9,18 @@ not yet at their end.
 from __future__ import annotations
 
 import os
-import time
 from datetime import timedelta
 from itertools import count
-from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from quorate.engines.collective.pace import Pace, measure
 from quorate.errors import BadInput
 
 _numbers = count()
-_PROBE_BYTES, _PROBES = 1 << 18, 5
 _MEETING_S, _LONGEST_ALLREDUCE_S = 300.0, 24 * 3600.0
 _PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
 
@@ -44,11 +42,16 @@ class Processes:
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"quorate/{life}/{next(_numbers)}/{members}"
         self.store = _PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+        self._device = device
+        self._group: Any = None
+
+    def meet(self) -> None:
+        """Make the group. A process that gives up while others still connect would be all that they hear of, so
+        whatever it can refuse by itself it refuses before."""
         self._group = self._own_group(timedelta(seconds=_MEETING_S))
         # That a process is gone, or silent, the control plane notices: one that evaluates for an hour is neither.
         if hasattr(self._group, "_set_default_timeout"):
             self._group._set_default_timeout(timedelta(seconds=_LONGEST_ALLREDUCE_S))
-        self._device = device
 
     def _own_group(self, timeout: timedelta) -> Any:
         store = _PrefixStore("data", self.store)
@@ -62,19 +65,9 @@ class Processes:
         """Begin to add up a tensor over all processes."""
         return self._group.allreduce(tensors)
 
-    def pace(self) -> tuple[float, float]:
-        """Seconds that an all-reduce takes of nothing, and per byte: measured once, the same for all."""
-        small, large = (torch.zeros(size, device=self._device) for size in (1, _PROBE_BYTES // 4))
-        times: list[list[float]] = [[], []]
-        for _ in range(_PROBES):
-            for place, tensor in enumerate((small, large)):
-                began = time.monotonic()
-                self._group.allreduce([tensor]).wait()
-                tensor.sum().item()  # on a GPU this waits for it
-                times[place].append(time.monotonic() - began)
-        own = torch.tensor([median(times[0]), median(times[1])], dtype=torch.float64)
-        latency_s, large_s = (self._summed(own) / self.workers).tolist()
-        return latency_s, max(0.0, large_s - latency_s) / _PROBE_BYTES
+    def pace(self) -> Pace:
+        """How fast the network is: measured now, the same for all."""
+        return measure(lambda tensor: self._group.allreduce([tensor]).wait(), self.workers, self._device)
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Everybody gets what one process has."""

@@ -16,12 +16,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from quorate.engines.collective.pace import Pace
+
 #: A piece is an all-reduce: smaller ones let an urgent bucket go sooner, larger ones cost less work.
 LEAST_PIECE_BYTES = 1 << 16
 #: A piece takes this many times as long as an all-reduce of nothing, ...
 WORTH_ITS_LATENCY = 16
 #: ... and a round has so many pieces at most; one where nobody waits for the first of them.
 MOST_PIECES, MOST_PIECES_DELAYED = 8, 1
+#: Where threads wait for cores so much of its time, it cannot hide behind computation: one piece costs least.
+CONTENDED = 0.45
 
 
 @dataclass(frozen=True)
@@ -128,11 +132,11 @@ class Layout:
         )
 
 
-def piece_bytes_for(parameters: Sequence[Tensor], pace: tuple[float, float], most_pieces: int) -> int:
-    """How much to send at once over a network of this pace: seconds for an all-reduce of nothing, and per byte."""
-    latency_s, byte_s = pace
-    worth_it = int(WORTH_ITS_LATENCY * latency_s / max(byte_s, 1e-15))
-    return max(LEAST_PIECE_BYTES, worth_it, -(-sum(map(_bytes, parameters)) // most_pieces))
+def piece_bytes_for(parameters: Sequence[Tensor], pace: Pace, most_pieces: int) -> int:
+    """How much to send at once over a network of this pace."""
+    worth_it = int(WORTH_ITS_LATENCY * pace.latency_s / max(pace.byte_s, 1e-15))
+    most = 1 if pace.contention >= CONTENDED else most_pieces
+    return max(LEAST_PIECE_BYTES, worth_it, -(-sum(map(_bytes, parameters)) // most))
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -145,13 +149,13 @@ def _wire_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def _runs(tensors: list[Tensor], order: list[int], most_bytes: int) -> list[list[int]]:
-    """Neighbours of one type and device, up to so many bytes."""
+    """Neighbours of one type and device, up to so many bytes; what is less than half of that also takes a large one."""
     runs: list[list[int]] = []
     size, kind = 0, None
     for index in order:
         tensor = tensors[index]
         bytes_, its_kind = _bytes(tensor), (_wire_dtype(tensor), tensor.device)
-        if not runs or its_kind != kind or size + bytes_ > most_bytes:
+        if not runs or its_kind != kind or (size + bytes_ > most_bytes and 2 * size >= most_bytes):
             runs.append([])
             size = 0
         runs[-1].append(index)
