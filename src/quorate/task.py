@@ -15,7 +15,11 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from quorate.errors import BadInput, check_at_least, unknown_name
 
-READY_TASKS = {"digits": "quorate.tasks.digits:Digits", "cifar10": "quorate.tasks.cifar10:Cifar10"}
+READY_TASKS = {
+    "digits": "quorate.tasks.digits:Digits",
+    "mnist": "quorate.tasks.mnist:Mnist",
+    "cifar10": "quorate.tasks.cifar10:Cifar10",
+}
 NEEDED = ("model", "train_data", "loss", "optimizer")
 
 

@@ -36,6 +36,30 @@ class Archive:
     sizes_bytes: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class SingleFiles:
+    """Files that are published one by one in the same place.
+
+    name: of the data, in messages.
+    url: of the place, to which the file's own name is added.
+    files: their places below the folder of data.
+    md5s, sizes_bytes: what each of them must be.
+    """
+
+    name: str
+    url: str
+    files: tuple[str, ...]
+    md5s: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+
+    def url_of(self, name: str) -> str:
+        """Where one of them is."""
+        return f"{self.url.rstrip('/')}/{Path(name).name}"
+
+
+Published = Archive | SingleFiles
+
+
 def data_folder(given: str | Path | None = None) -> Path:
     """The folder of data: the one given, the one that QUORATE_DATA names, or one in the user's cache."""
     if given is not None:
@@ -46,8 +70,8 @@ def data_folder(given: str | Path | None = None) -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "quorate"
 
 
-def files_of(archive: Archive, given: str | Path | None = None) -> list[Path]:
-    """The archive's files below the folder of data, fetched if one is missing. Each has the size it must have."""
+def files_of(archive: Published, given: str | Path | None = None) -> list[Path]:
+    """The data's files below the folder of data, fetched if one is missing. Each has the size it must have."""
     folder = data_folder(given)
     found = _files_in(archive, folder)
     missing = [name for name, file in zip(archive.files, found, strict=True) if not file.is_file()]
@@ -65,22 +89,27 @@ def files_of(archive: Archive, given: str | Path | None = None) -> list[Path]:
     return found
 
 
-def _files_in(archive: Archive, folder: Path) -> list[Path]:
+def _files_in(archive: Published, folder: Path) -> list[Path]:
     """Their places. The folder may also be the innermost one, which holds them directly."""
     direct = [folder / Path(name).name for name in archive.files]
     return direct if all(file.is_file() for file in direct) else [folder / name for name in archive.files]
 
 
-def _fetch(archive: Archive, folder: Path, missing: Sequence[str]) -> None:
+def _fetch(archive: Published, folder: Path, missing: Sequence[str]) -> None:
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
-            packed = Path(scratch) / "archive"
-            with urllib.request.urlopen(archive.url, timeout=_WAIT_S) as answer, packed.open("wb") as file:
-                shutil.copyfileobj(answer, file)
-            _check_md5(archive, packed)
-            _unpack(archive, packed, folder, Path(scratch))
+            if isinstance(archive, Archive):
+                packed = Path(scratch) / "archive"
+                _fetch_one(archive, archive.url, archive.md5, packed, folder)
+                _unpack(archive, packed, folder, Path(scratch))
+            else:
+                md5s = dict(zip(archive.files, archive.md5s, strict=True))
+                for name in missing:
+                    _fetch_one(archive, archive.url_of(name), md5s[name], Path(scratch) / Path(name).name, folder)
+                for name in missing:  # all of them or none
+                    _put(Path(scratch) / Path(name).name, folder / name)
     except OSError as error:  # URLError and time-outs are of this kind
         if is_new and folder.is_dir():
             folder.rmdir()
@@ -92,13 +121,16 @@ def _fetch(archive: Archive, folder: Path, missing: Sequence[str]) -> None:
         ) from error
 
 
-def _check_md5(archive: Archive, packed: Path) -> None:
-    with packed.open("rb") as file:
+def _fetch_one(archive: Published, url: str, md5: str, place: Path, folder: Path) -> None:
+    """What an address gives, which must be what it should be."""
+    with urllib.request.urlopen(url, timeout=_WAIT_S) as answer, place.open("wb") as file:
+        shutil.copyfileobj(answer, file)
+    with place.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if found != archive.md5:
+    if found != md5:
         raise BadInput(
-            f"what {archive.url} gave has md5 {found}, but {archive.name} has {archive.md5}; "
-            f"try again, or get it from elsewhere and {_remedy(archive, packed.parent.parent)}"
+            f"what {url} gave has md5 {found}, but {archive.name} has {md5}; "
+            f"try again, or get it from elsewhere and {_remedy(archive, folder)}"
         )
 
 
@@ -111,13 +143,24 @@ def _unpack(archive: Archive, packed: Path, folder: Path, scratch: Path) -> None
             whole = scratch / Path(name).name
             with member, whole.open("wb") as file:
                 shutil.copyfileobj(member, file)
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            whole.replace(folder / name)
+            _put(whole, folder / name)
 
 
-def _remedy(archive: Archive, folder: Path) -> str:
+def _put(whole: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    whole.replace(place)
+
+
+def _remedy(archive: Published, folder: Path) -> str:
     place = folder / archive.files[0]
+    what = f"unpack {archive.url}" if isinstance(archive, Archive) else f"get {_listed(archive)}"
+    there = f"{str(place)!r} {'and the others are' if len(archive.files) > 1 else 'is'} there"
     return (
-        f"unpack {archive.url} so that {str(place)!r} and the others are there, "
+        f"{what} so that {there}, "
         f"or name the folder that has them: data=…, --data of an experiment, or the variable {VARIABLE}"
     )
+
+
+def _listed(published: SingleFiles) -> str:
+    names = [Path(name).name for name in published.files]
+    return f"{', '.join(names)} of {published.url}"

@@ -1,8 +1,10 @@
-"""What tasks on small pictures share: random shifts and flips, numbers of a useful size, and a measure."""
+"""What tasks on small pictures share: random shifts, flips and turns, numbers of a useful size, and a measure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -31,11 +33,30 @@ def shifted_and_flipped(images: Tensor, most: int = 4) -> Tensor:
     return padded[picture, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
+def turned_and_zoomed(images: Tensor, most_degrees: float = 10.0, most_zoom: float = 0.1) -> Tensor:
+    """Each picture of [n, channels, size, size] turned and made larger or smaller about its middle, as floats.
+
+    What comes in from outside is black. Between pixels it is linear. Chance is as in `shifted_and_flipped`.
+    """
+    n = len(images)
+    draws = 2.0 * torch.rand(2, n, device=images.device) - 1.0
+    angle, zoom = draws[0] * math.radians(most_degrees), 1.0 + draws[1] * most_zoom
+    cos, sin, still = angle.cos() / zoom, angle.sin() / zoom, torch.zeros_like(angle)
+    where_from = torch.stack([cos, -sin, still, sin, cos, still], 1).view(n, 2, 3)
+    places = functional.affine_grid(where_from, list(images.shape), align_corners=False)
+    return functional.grid_sample(images.float(), places, align_corners=False)
+
+
 def standardised(images: Tensor, means: Sequence[float], deviations: Sequence[float]) -> Tensor:
     """Bytes [n, channels, h, w] as floats with mean 0 and deviation 1 in each channel; `means` are those of 0..1."""
-    mean = images.new_tensor(means, dtype=torch.float32)[:, None, None]
-    deviation = images.new_tensor(deviations, dtype=torch.float32)[:, None, None]
+    mean, deviation = (_by_channel(tuple(values), images.device) for values in (means, deviations))
     return (images.float() / 255.0 - mean) / deviation
+
+
+@cache
+def _by_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Made once: what is copied to a GPU in every step makes the CPU wait, and cannot be part of a CUDA graph."""
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 def accuracy_and_loss(scores_of: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> dict[str, float]:
