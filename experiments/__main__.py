@@ -11,19 +11,38 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
+from experiments.common.children import Children
 from experiments.common.command import Experiment
-from quorate.errors import BadInput, unknown_name
+from experiments.common.stopping import sigterm_interrupts, status_of
+from quorate.errors import BadInput, check_at_least, unknown_name
 
 #: In the order of docs/results.md.
 NAMES = ("delay",)
+#: Quick ones are small enough to run two at a time.
+_QUICK_AT_A_TIME = 2
+
+
+class Outcome(NamedTuple):
+    """What became of an experiment; `status` is None where it was not begun."""
+
+    name: str
+    status: int | None
+    seconds: float = 0.0
+    last_words: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.status is None:
+            return "not begun, the time is over"
+        return (self.last_words or "done") if self.status == 0 else f"FAILED with status {self.status}"
 
 
 def experiment(name: str) -> Experiment:
@@ -35,54 +54,81 @@ def experiment(name: str) -> Experiment:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run some experiments, one after the other; 2 where something given is wrong, 1 where one failed."""
+    """Run some experiments; 2 where something given is wrong, 1 where one failed, 130 after Ctrl-C."""
     given = _parser().parse_args(arguments)
     try:
-        chosen = [experiment(name) for name in given.names or NAMES]
+        check_at_least("processes", given.processes, 1)
+        if not given.limit_s > 0:
+            raise BadInput(f"limit-s is {given.limit_s:g}, but a time must be more than 0; leave it out for no limit")
+        chosen = [experiment(name) for name in dict.fromkeys(given.names or NAMES)]
         if given.what == "list":
             for one in chosen:
                 print(f"{one.name:14} {one.what} ({one.takes})")
             return 0
-        return _all(given, [one.name for one in chosen])
+        with sigterm_interrupts():
+            outcomes = _all(given, [one.name for one in chosen])
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as stopped:
+        print("stopped; what is finished is kept, and the same command goes on", file=sys.stderr)
+        return status_of(stopped)
+    print()
+    for outcome in outcomes:
+        print(f"{outcome.name:14} {outcome.seconds:7.0f} s   {outcome.verdict}")
+    return int(any(outcome.status for outcome in outcomes))
 
 
-def _all(given: argparse.Namespace, names: Sequence[str]) -> int:
+def _all(given: argparse.Namespace, names: Sequence[str]) -> list[Outcome]:
     until = time.monotonic() + given.limit_s
-    with tempfile.TemporaryDirectory() as scratch:
+    children = Children()
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ThreadPoolExecutor(_QUICK_AT_A_TIME if given.what == "quick" else 1) as pool,
+    ):
 
-        def one(name: str) -> int:
-            options: list[str] = []
-            if given.what == "quick":
-                options = ["--quick", "--out", str((given.out or Path(scratch)) / name)]
-            elif given.what == "run":
-                left_s = until - time.monotonic()
-                if left_s <= 0:
-                    print(f"{name}: not begun, the time is over; the same command goes on", flush=True)
-                    return 0
-                options = ["--device", given.device, "--processes", str(given.processes)]
-                options += [] if left_s == math.inf else ["--limit-s", f"{left_s:.0f}"]
-                options += ["--data", str(given.data)] if given.data is not None else []
-            return _one(name, "figures" if given.what == "figures" else "run", options)
+        def one(name: str) -> Outcome:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return Outcome(name, None)
+            return _one(children, name, _arguments(given, name, Path(scratch), left_s), tells=given.what == "run")
 
-        # Quick ones are small enough to run two at a time.
-        with ThreadPoolExecutor(2 if given.what == "quick" else 1) as pool:
-            return max(pool.map(one, names), default=0)
+        try:
+            return list(pool.map(one, names))
+        except BaseException:
+            children.end()
+            raise
 
 
-def _one(name: str, what: str, options: list[str]) -> int:
+def _arguments(given: argparse.Namespace, name: str, scratch: Path, left_s: float) -> list[str]:
+    """How an experiment's own command is called."""
+    if given.what == "figures":
+        return ["figures"]
+    if given.what == "quick":
+        return ["run", "--quick", "--out", str((given.out or scratch) / name)]
+    options = ["--device", given.device, "--processes", str(given.processes)]
+    options += [] if left_s == math.inf else ["--limit-s", f"{left_s:.3f}"]
+    options += ["--data", str(given.data)] if given.data is not None else []
+    return ["run", *options]
+
+
+def _one(children: Children, name: str, arguments: list[str], tells: bool) -> Outcome:
     """In a process of its own, so that one that fails does not take the others with it."""
     began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", f"experiments.{name}", what, *options], capture_output=True, text=True, check=False
-    )
-    verdict = "done" if done.returncode == 0 else f"FAILED with status {done.returncode}"
-    print(f"{name:14} {verdict} in {time.monotonic() - began:.0f} s", flush=True)
-    if done.returncode:
-        print(done.stdout[-4000:] + done.stderr[-4000:], file=sys.stderr, flush=True)
-    return min(done.returncode, 1) if done.returncode > 0 else abs(done.returncode) and 1
+    said: list[str] = []
+
+    def hear(line: str) -> None:
+        said.append(line)
+        if tells:
+            print(f"{name}: {line}", flush=True)
+
+    print(f"{name}: begun", flush=True)
+    status = children.run([sys.executable, "-m", f"experiments.{name}", *arguments], hear)
+    outcome = Outcome(name, status, time.monotonic() - began, said[-1] if tells and said else "")
+    if status and not tells:
+        print("\n".join(f"{name}: {line}" for line in said[-60:]), flush=True)
+    print(f"{name}: {'done' if status == 0 else outcome.verdict} after {outcome.seconds:.0f} s", flush=True)
+    return outcome
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from quorate.errors import BadInput, check_at_least
+import torch
+
+from experiments.common.stopping import sigterm_interrupts, status_of
+from quorate.errors import BadInput, QuorateError, check_at_least
 
 
 @dataclass(frozen=True)
@@ -59,13 +63,19 @@ class Experiment(ABC):
 
 
 def main(experiment: Experiment, arguments: Sequence[str] | None = None) -> int:
-    """Run an experiment or draw it; 2 where something given is wrong."""
+    """Run an experiment or draw it; 2 where something given is wrong, 1 where it failed, 130 after Ctrl-C."""
     given = _parser(experiment).parse_args(arguments)
     try:
-        return _do(experiment, given)
-    except BadInput as error:
+        with sigterm_interrupts():
+            return _do(experiment, given)
+    except QuorateError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        if error.__cause__ is not None and not isinstance(error, BadInput):
+            traceback.print_exception(error.__cause__)
+        return 2 if isinstance(error, BadInput) else 1
+    except KeyboardInterrupt as stopped:
+        print("stopped; what is finished is kept, and the same command goes on", file=sys.stderr)
+        return status_of(stopped)
 
 
 def _do(experiment: Experiment, given: argparse.Namespace) -> int:
@@ -74,6 +84,8 @@ def _do(experiment: Experiment, given: argparse.Namespace) -> int:
         raise BadInput(f"limit-s is {given.limit_s:g}, but a time must be more than 0; leave it out for no limit")
     if given.quick and given.out is None:
         raise BadInput("a quick run must not mix with the committed results; give a folder of its own (--out)")
+    if given.quick:
+        torch.set_num_threads(1)  # nets of quick runs are too small to share
     folder = given.out or experiment.results
     if given.what == "run":
         complete = experiment.run(

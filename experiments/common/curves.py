@@ -51,9 +51,14 @@ def train_curve(
 
 
 def first_reaching(points: list[Point], target: float, rising: bool = True) -> Point | None:
-    """Where a curve first reaches a target, between two measurements in a straight line; None: it never does."""
+    """Where a curve first reaches a target, between two measurements in a straight line; None: it never does.
+
+    rising: more is better; a measure that is NaN is passed over.
+    """
     before: Point | None = None
     for point in points:
+        if math.isnan(point.measure):
+            continue
         if (point.measure >= target) if rising else (point.measure <= target):
             if before is None or point.measure == before.measure:
                 return point

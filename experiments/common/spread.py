@@ -12,7 +12,7 @@ _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2
 
 
 class Spread(NamedTuple):
-    """Of some numbers: NaN stays NaN, so that what diverged is seen."""
+    """Of some numbers: one that is NaN makes all of it NaN, so that what diverged is seen."""
 
     mean: float
     half_width: float  # of the 95 % interval of the mean; NaN for a single number
@@ -31,8 +31,10 @@ def spread_of(values: Sequence[float]) -> Spread:
     if not values:
         raise ValueError("no values to take a mean of")
     count = len(values)
+    if any(math.isnan(value) for value in values):
+        return Spread(math.nan, math.nan, math.nan, math.nan, count)
     half = math.nan
-    if count > 1:
+    if count > 1 and all(math.isfinite(value) for value in values):
         t = _T95[count - 2] if count - 2 < len(_T95) else 1.96 + 2.4 / (count - 1)
         half = t * statistics.stdev(values) / math.sqrt(count)
     return Spread(statistics.fmean(values), half, min(values), max(values), count)

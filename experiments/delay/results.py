@@ -1,60 +1,41 @@
-"""The study's tables: curves of every training, and how long an iteration takes."""
+"""What trainings came to: by method, over their seeds, and in seconds."""
 
 from __future__ import annotations
 
 import csv
 import statistics
 from pathlib import Path
-from typing import NamedTuple, get_type_hints
+from typing import NamedTuple
 
-from experiments.delay.settings import Setting
-from experiments.delay.training import GUESSING, Row
+from experiments.common.trials import Found
+from experiments.delay.rows import GUESSING, Row, Setting, final_accuracy
 from quorate.errors import BadInput
 
-CURVES = "curves.csv"
 SECONDS = "iteration_seconds.csv"
 
 
-def append_rows(folder: Path, rows: list[Row]) -> None:
-    """Add a finished training to the curves."""
-    file = folder / CURVES
-    new = not file.exists()
-    with file.open("a", newline="") as opened:
-        writer = csv.writer(opened, lineterminator="\n")
-        if new:
-            writer.writerow(Row._fields)
-        writer.writerows(rows)
+class Training(NamedTuple):
+    """A training that has ended: its curve in the order of updates."""
+
+    setting: Setting
+    rows: list[Row]
+
+    @property
+    def accuracy(self) -> float:
+        return final_accuracy(self.rows)
 
 
-def read_curves(folder: Path) -> list[Row]:
-    """All rows there are; none where nothing was run."""
-    file = folder / CURVES
-    if not file.exists():
-        return []
-    convert = list(get_type_hints(Row).values())
-    with file.open(newline="") as opened:
-        reader = csv.reader(opened)
-        if tuple(next(reader, ())) != Row._fields:
-            raise BadInput(f"{str(file)!r} is no table of this study: it has other columns; give another folder")
-        return [Row(*(kind(value) for kind, value in zip(convert, line, strict=True))) for line in reader]
+#: (net, delay, repair) -> its trainings
+Methods = dict[tuple[str, int, str], list[Training]]
 
 
-def setting_of(row: Row) -> Setting:
-    """The training that a row is of."""
-    return Setting(
-        net=row.net,
-        delay=row.delay,
-        repair=row.repair,
-        lr=row.lr,
-        seed=row.seed,
-        momentum=row.momentum,
-        compensation=row.compensation,
-    )
-
-
-def final_accuracy(rows: list[Row]) -> float:
-    """Of the last version; one that diverged can only guess."""
-    return GUESSING if rows[-1].diverged else rows[-1].accuracy
+def by_method(found: Found[Setting, Row], tuning: bool) -> Methods:
+    """The trainings that tuned, or those that came of it."""
+    methods: Methods = {}
+    for setting, rows in found.items():
+        if setting.tuning == tuning:
+            methods.setdefault(setting.method, []).append(Training(setting, rows))
+    return methods
 
 
 class Spread(NamedTuple):
@@ -68,22 +49,12 @@ class Spread(NamedTuple):
     diverged: int
 
 
-def spread_of(trainings: list[list[Row]]) -> Spread:
+def spread_of(trainings: list[Training]) -> Spread:
     """The final accuracies of some trainings."""
-    finals = [final_accuracy(rows) for rows in trainings]
+    finals = [training.accuracy for training in trainings]
     deviation = statistics.stdev(finals) if len(finals) > 1 else 0.0
-    broken = sum(rows[-1].diverged for rows in trainings)
+    broken = sum(training.rows[-1].diverged for training in trainings)
     return Spread(statistics.mean(finals), min(finals), max(finals), deviation, len(finals), broken)
-
-
-def by_method(rows: list[Row], tuning: bool) -> dict[tuple[str, int, str], list[list[Row]]]:
-    """(net, delay, repair) -> its trainings, each a curve in the order of updates."""
-    found: dict[tuple[str, int, str], dict[Setting, list[Row]]] = {}
-    for row in rows:
-        setting = setting_of(row)
-        if setting.tuning == tuning:
-            found.setdefault(setting.method, {}).setdefault(setting, []).append(row)
-    return {method: list(trainings.values()) for method, trainings in found.items()}
 
 
 def read_iteration_s(file: Path) -> dict[tuple[str, int], float]:
@@ -104,11 +75,11 @@ def are_assumed(file: Path) -> bool:
     return any(line.startswith("#") and "ASSUMED" in line for line in file.read_text().splitlines())
 
 
-def seconds_to(trainings: list[list[Row]], accuracy: float, iteration_s: float) -> float | None:
+def seconds_to(trainings: list[Training], accuracy: float, iteration_s: float) -> float | None:
     """When the mean of the seeds has this accuracy, between two measurements in a straight line; None: it never has."""
     before = (0, GUESSING)
-    for updates in sorted({row.update for rows in trainings for row in rows}):
-        values = [row.accuracy for rows in trainings for row in rows if row.update == updates]
+    for updates in sorted({row.update for training in trainings for row in training.rows}):
+        values = [row.accuracy for training in trainings for row in training.rows if row.update == updates]
         now = (updates, statistics.mean(values))
         if now[1] >= accuracy:
             share = (accuracy - before[1]) / (now[1] - before[1]) if now[1] > before[1] else 1.0

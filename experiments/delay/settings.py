@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from experiments.common.trials import Found
+from experiments.common.tuning import tuned
+from experiments.delay.rows import Row, Setting, final_accuracy
 
 NETS = ("alexnet", "googlenet")
 DELAYS = (0, 1, 2, 4)
 SEEDS = (1, 2, 3)
-TUNING_SEED = 0
 WORKERS = 4
 MOMENTUM = 0.9
 
@@ -21,12 +25,14 @@ LOWER_MOMENTUM = 0.5
 _LEAST_RATE = {"alexnet": 0.02, "googlenet": 0.1}
 _LOWER_BY = {0: 1, 1: 4, 2: 8, 4: 16}
 _RATES = 4
+MOST_TRIED = 6
 _COMPENSATIONS = (64.0, 1024.0)
 #: Delays and repairs whose rate is tuned, those first that take longest.
 METHODS = (
     *((REPAIRED_DELAY, repair) for repair in ("compensation", "warm-up", "momentum")),
     *((delay, "lr") for delay in DELAYS),
 )
+QUICK_METHODS = ((4, "compensation"), (4, "warm-up"), (0, "lr"), (4, "lr"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,45 +58,44 @@ FULL = {
 QUICK = Length(epochs=2, tuning_epochs=1, batch_size=4, train_samples=32, test_samples=32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One training. Of `compensation`, it is the λ of DC-ASGD."""
+def wanted(
+    found: Found[Setting, Row],
+    methods: Sequence[tuple[int, str]] = METHODS,
+    seeds: Sequence[int] = SEEDS,
+    most_tried: int = MOST_TRIED,
+) -> list[Setting]:
+    """All trainings, as far as what is found tells: each method's tuning, then what was chosen with every seed.
 
-    net: str
-    delay: int
-    repair: str
-    lr: float
-    seed: int
-    momentum: float = MOMENTUM
-    compensation: float = 0.0
+    The rate that is best without a delay is also what those have who repair nothing: they come last.
+    """
+    ends = {setting: final_accuracy(rows) for setting, rows in found.items()}
+    first: list[Setting] = []
+    last: list[Setting] = []
+    for delay, repair in methods:
+        for net in reversed(NETS):  # the larger first
+            tuning, best = _tuned(net, delay, repair, ends, most_tried)
+            first += tuning
+            if best is None:
+                continue
+            chosen = [replace(best, seed=seed) for seed in seeds]
+            if delay:
+                first += chosen
+            else:
+                last += [replace(one, repair="none", delay=other) for other in DELAYS for one in chosen]
+    return [*first, *last]
 
-    @property
-    def tuning(self) -> bool:
-        return self.seed == TUNING_SEED
 
-    @property
-    def method(self) -> tuple[str, int, str]:
-        return self.net, self.delay, self.repair
-
-
-def tried(net: str, delay: int, repair: str) -> list[Setting]:
-    """The trainings that choose the rate of a method: as many for each."""
+def _tuned(
+    net: str, delay: int, repair: str, ends: Mapping[Setting, float], most: int
+) -> tuple[list[Setting], Setting | None]:
+    """The trainings that choose the rate of a method, as many to begin with for each, and the one that is chosen."""
     least = _LEAST_RATE[net] / _LOWER_BY[delay]
     rates = [least * 2**step for step in range(_RATES)]
-    base = Setting(net=net, delay=delay, repair=repair, lr=least, seed=TUNING_SEED)
+    base = Setting(net=net, delay=delay, repair=repair, lr=least, momentum=MOMENTUM)
+    if repair == "compensation":
+        tried = [replace(base, lr=rate, compensation=value) for rate in rates[:2] for value in _COMPENSATIONS]
+        return tried, max(tried, key=ends.__getitem__) if all(one in ends for one in tried) else None
     if repair == "momentum":  # the same rates in the long run: rate / (1 − momentum)
         factor = (1 - LOWER_MOMENTUM) / (1 - MOMENTUM)
-        return [replace(base, lr=rate * factor, momentum=LOWER_MOMENTUM) for rate in rates]
-    if repair == "compensation":
-        return [replace(base, lr=rate, compensation=value) for rate in rates[:2] for value in _COMPENSATIONS]
-    return [replace(base, lr=rate) for rate in rates]
-
-
-def further(settings: list[Setting], best: Setting, most: int) -> Setting | None:
-    """One more rate to try where the best is at the edge of those tried; None where it is not, or `most` were tried."""
-    if len(settings) >= most or best.repair == "compensation":
-        return None
-    rates = sorted(setting.lr for setting in settings)
-    if best.lr == rates[0]:
-        return replace(best, lr=rates[0] / 2)
-    return replace(best, lr=rates[-1] * 2) if best.lr == rates[-1] else None
+        base, rates = replace(base, momentum=LOWER_MOMENTUM), [rate * factor for rate in rates]
+    return tuned(rates, lambda rate: replace(base, lr=rate), ends.get, most)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from experiments.delay.results import final_accuracy, seconds_to, spread_of
+from experiments.delay.results import Methods, Training, seconds_to, spread_of
+from experiments.delay.rows import Setting
 from experiments.delay.settings import DELAYS, NETS, REPAIRED_DELAY, REPAIRS
-from experiments.delay.training import Row
 
 SUMMARY, TUNING, TEXT = "summary.csv", "tuning.csv", "summary.md"
-
-Methods = dict[tuple[str, int, str], list[list[Row]]]
 
 
 def best_of_delay(finals: Methods, net: str, delay: int) -> str | None:
@@ -44,19 +42,22 @@ def write_summary(
         )
         for net, delay, repair in _in_order(finals):
             trainings = finals[net, delay, repair]
-            first, spread = trainings[0][0], spread_of(trainings)
+            spread = spread_of(trainings)
             numbers = [round(value, 4) for value in (spread.mean, spread.deviation, spread.lowest, spread.highest)]
-            rates = [f"{value:g}" for value in (first.lr, first.momentum, first.compensation)]
+            rates = _rates(trainings[0].setting)
             writer.writerow([net, delay, repair, *rates, spread.seeds, spread.diverged, *numbers])
     with (folder / TUNING).open("w", newline="") as opened:
         writer = csv.writer(opened, lineterminator="\n")
         writer.writerow(["net", "delay", "repair", "lr", "momentum", "compensation", "accuracy", "diverged"])
         for net, delay, repair in _in_order(tuning):
-            for rows in sorted(tuning[net, delay, repair], key=lambda rows: (rows[0].compensation, rows[0].lr)):
-                rates = [f"{value:g}" for value in (rows[0].lr, rows[0].momentum, rows[0].compensation)]
-                writer.writerow([net, delay, repair, *rates, final_accuracy(rows), rows[-1].diverged])
+            for one in sorted(tuning[net, delay, repair], key=lambda one: (one.setting.compensation, one.setting.lr)):
+                writer.writerow([net, delay, repair, *_rates(one.setting), one.accuracy, one.rows[-1].diverged])
     (folder / TEXT).write_text(_text(finals) + _times(finals, iteration_s))
     return [folder / SUMMARY, folder / TUNING, folder / TEXT]
+
+
+def _rates(setting: Setting) -> list[str]:
+    return [f"{value:g}" for value in (setting.lr, setting.momentum, setting.compensation)]
 
 
 def _in_order(methods: Methods) -> list[tuple[str, int, str]]:
@@ -94,7 +95,7 @@ def _times(finals: Methods, iteration_s: dict[tuple[str, int], float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(trainings: list[list[Row]] | None) -> str:
+def _cell(trainings: list[Training] | None) -> str:
     """Mean ± deviation of the seeds in per cent, with what else has to be known."""
     if not trainings:
         return "–"

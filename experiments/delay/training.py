@@ -3,76 +3,59 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 import quorate
-from experiments.delay.settings import WARM_UP_SHARE, WORKERS, Length, Setting
+from experiments.common.curves import Point, train_curve
+from experiments.common.made_up import pictures
+from experiments.delay.rows import GUESSING, Row, Setting
+from experiments.delay.settings import FULL, QUICK, WARM_UP_SHARE, WORKERS, Length
 from quorate.tasks.cifar10 import Cifar10
-
-#: The accuracy of whoever knows nothing of ten kinds.
-GUESSING = 0.1
-
-
-class Row(NamedTuple):
-    """What a version of a training was like on the test data. `diverged`: nothing finite came after it."""
-
-    net: str
-    delay: int
-    repair: str
-    momentum: float
-    compensation: float
-    lr: float
-    seed: int
-    epoch: float
-    update: int
-    accuracy: float
-    test_loss: float
-    diverged: int
+from quorate.tasks.images import accuracy_and_loss
+from quorate.tasks.nets import alexnet, googlenet
 
 
-def train(setting: Setting, length: Length, data: Path | None, device: str, precision: str) -> list[Row]:
+def train(setting: Setting, data: Path | None, device: str, quick: bool) -> list[Row]:
     """Train to the end, and measure about once an epoch."""
-    updates = length.updates(setting.tuning)
-    epochs = length.tuning_epochs if setting.tuning else length.epochs
+    length = QUICK if quick else FULL[setting.net]
+    if quick:
+        return train_task(MadeUp(setting, length.train_samples), setting, length, device)
     task = Cifar10(
         setting.net,
         data,
         lr=setting.lr,
         momentum=setting.momentum,
-        updates=updates,
-        precision=precision,
+        updates=length.updates(setting.tuning),
+        precision="tf32",
         train_samples=length.train_samples,
         test_samples=length.test_samples,
     )
-    return train_task(task, setting, length, updates, epochs, device)
+    return train_task(task, setting, length, device)
 
 
-def train_task(
-    task: quorate.Task, setting: Setting, length: Length, updates: int, epochs: int, device: str
-) -> list[Row]:
-    rows: list[Row] = []
-
-    class Rows(quorate.Recorder):
-        def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
-            rows.append(_row(setting, version, version * epochs / updates, measures))
-
-    try:
-        quorate.train(
-            task,
-            policy_of(setting, updates),
-            quorate.Simulated(WORKERS, device=device),
-            updates=updates,
-            batch_size=length.batch_size,
-            seed=setting.seed,
-            learning=quorate.Learning(delay_compensation=setting.compensation or None),
-            evaluate_every=max(1, updates // epochs),
-            recorders=(Rows(),),
-        )
-    except quorate.Diverged:
-        last = rows.pop() if rows else _row(setting, 0, 0.0, {"accuracy": GUESSING, "test_loss": math.log(10)})
-        return [*rows, last._replace(diverged=1)]
-    return rows
+def train_task(task: Any, setting: Setting, length: Length, device: str) -> list[Row]:
+    """The same for any task."""
+    updates = length.updates(setting.tuning)
+    epochs = length.tuning_epochs if setting.tuning else length.epochs
+    points = train_curve(
+        task,
+        policy_of(setting, updates),
+        quorate.Simulated(WORKERS, device=device),
+        "accuracy",
+        updates=updates,
+        batch_size=length.batch_size,
+        seed=setting.seed,
+        learning=quorate.Learning(delay_compensation=setting.compensation or None),
+        evaluate_every=max(1, updates // epochs),
+    )
+    return [_row(point, point.update * epochs / updates) for point in points]
 
 
 def policy_of(setting: Setting, updates: int) -> quorate.Policy:
@@ -81,18 +64,34 @@ def policy_of(setting: Setting, updates: int) -> quorate.Policy:
     return quorate.Delayed(setting.delay, warm_up=warm_up)
 
 
-def _row(setting: Setting, version: int, epoch: float, measures: dict[str, float]) -> Row:
-    return Row(
-        setting.net,
-        setting.delay,
-        setting.repair,
-        setting.momentum,
-        setting.compensation,
-        setting.lr,
-        setting.seed,
-        round(epoch, 3),
-        version,
-        measures["accuracy"],
-        round(measures["test_loss"], 5),
-        0,
-    )
+def _row(point: Point, epoch: float) -> Row:
+    if math.isnan(point.measure):  # it diverged before anything was measured
+        return Row(0.0, 0, GUESSING, math.log(10), point.diverged)
+    return Row(round(epoch, 3), point.update, point.measure, point.loss, point.diverged)
+
+
+_TINY = {"alexnet": partial(alexnet, width=0.1, dense=16), "googlenet": partial(googlenet, width=0.1, batch_norm=True)}
+
+
+class MadeUp(quorate.Task):
+    """For a quick run: made-up pictures and tiny nets. Its numbers mean nothing; its path is the same."""
+
+    def __init__(self, setting: Setting, samples: int) -> None:
+        self._setting = setting
+        images, labels = pictures(samples).tensors
+        self._data = TensorDataset((images.float() - 100) / 30, labels)
+
+    def model(self) -> nn.Module:
+        return _TINY[self._setting.net]()
+
+    def train_data(self) -> TensorDataset:
+        return self._data
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+    def optimizer(self, params: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=self._setting.lr, momentum=self._setting.momentum, nesterov=True)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return accuracy_and_loss(model, *self._data.tensors)
