@@ -21,8 +21,8 @@ from quorate.checkpoint import CheckpointFolder, Loaded
 from quorate.errors import BadInput
 from quorate.parallel import resuming
 from quorate.parallel.resuming import Resumed, Together, newest_of_all, saving_if_asked, start_saving
+from tests.checkpoint.states import same, some_state
 from tests.collective.test_saving import Script
-from tests.test_checkpoint import same, some_state
 
 pytestmark = pytest.mark.collective
 

@@ -19,7 +19,7 @@ from torch.optim import lr_scheduler as schedules
 from quorate.checkpoint import CheckpointFolder
 from quorate.errors import BadInput
 from quorate.parallel.saving import Saver
-from tests.test_checkpoint import same
+from tests.checkpoint.states import same
 
 pytestmark = pytest.mark.collective
 
