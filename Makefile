@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-ray test-collective test-integrations test-long check format benchmark benchmark-local benchmark-ray benchmark-network clean
+.PHONY: demo test test-ray test-collective test-experiments test-integrations test-long experiments experiments-quick check format benchmark benchmark-local benchmark-ray benchmark-network clean
 
 demo: $(READY)  ## why backup workers are worth having: eight real processes, in under a minute
 	$(BIN)/quorate demo --out demo --overwrite
@@ -17,6 +17,9 @@ test-ray: $(READY)  ## the Ray engine through its contract, faults and clusters 
 
 test-collective: $(READY)  ## quorate.DataParallel: real processes beside DDP, quorums, deaths, control, samples, checkpoints; some minutes
 	$(BIN)/python -m pytest -m collective tests/collective
+
+test-experiments: $(READY)  ## every experiment in seconds, from its trials to its figures; some minutes
+	$(BIN)/python -m pytest -m experiments --timeout 300 tests/experiments
 
 test-integrations: $(READY)  ## quorate.DataParallel with Accelerate, Lightning Fabric and compiled models; some minutes
 	$(BIN)/python -m pytest -m integrations --timeout 600 tests/collective
@@ -32,6 +35,15 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+experiments-quick: $(READY)  ## all experiments in minutes, on two cores, to see that they work
+	$(BIN)/python -m experiments quick
+
+DEVICE ?= cpu
+PROCESSES ?= 1
+experiments: $(READY)  ## all experiments in full, then figures; goes on where it stopped: DATA=folder DEVICE=cuda PROCESSES=16
+	$(BIN)/python -m experiments run --device $(DEVICE) --processes $(PROCESSES) $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m experiments figures
 
 benchmark: $(READY)  ## the simulator's cost, as ratios and rates
 	$(BIN)/python -m benchmarks.simulator
