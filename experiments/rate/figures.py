@@ -1,0 +1,232 @@
+"""Figures and tables of the rate: updates against N and b, and the best b as n grows."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from experiments.common.bowl import expected_updates, noise_of
+from experiments.common.drawing import figure_in
+from experiments.common.spread import markdown, spread_of
+from experiments.common.trials import Found
+from experiments.rate.racing import Arrival, Run
+from experiments.rate.results import (
+    Kth,
+    Law,
+    best_backups,
+    finals,
+    fitted,
+    foretold,
+    gain_of_backups,
+    kth_arrivals,
+    updates_by_quorum,
+)
+from experiments.rate.settings import GRID_NOISE, LATENCY, NOISES, SIZES, TAILS, Timed, Trial
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
+Races = Found[Trial, Run]
+
+
+def draw_all(folder: Path, found: Races, arrivals: Found[Timed, Arrival]) -> list[Path]:
+    """Every figure and table; gives the files."""
+    kth = kth_arrivals(arrivals)
+    files = [folder / name for name in ("updates.png", "backups.png", "choice.png", "summary.md")]
+    _draw_updates(files[0], found)
+    _draw_backups(files[1], found, kth)
+    _draw_choice(files[2], kth)
+    files[3].write_text(_summary(found, kth))
+    return files
+
+
+def _series(found: Races) -> list[tuple[str, float]]:
+    """Tasks and noises that were run."""
+    return sorted({(trial.task, trial.noise) for trial in found})
+
+
+# ---------------------------------------------------------------- updates against N
+
+
+def _draw_updates(file: Path, found: Races) -> None:
+    with figure_in(file, 1, 2, size=(8.8, 3.9)) as (bowl, digits):
+        for place, (task, noise) in enumerate(_series(found)):
+            axes = bowl if task == "bowl" else digits
+            measured = {n: one for n, one in updates_by_quorum(found, task, noise).items() if math.isfinite(one.mean)}
+            if not measured:
+                continue
+            colour = PALETTE[place]
+            quorums = list(measured)
+            axes.errorbar(
+                quorums,
+                [one.mean for one in measured.values()],
+                yerr=[0.0 if math.isnan(one.half_width) else one.half_width for one in measured.values()],
+                fmt="o",
+                markersize=4,
+                capsize=2,
+                color=colour,
+                label=f"run, noise doubles at {noise:g}" if task == "bowl" else "run",
+            )
+            if task == "bowl":
+                exact = [expected_updates(quorum, noise_of(noise)) for quorum in quorums]
+                axes.plot(quorums, exact, color=colour, linewidth=1.2, label="exact" if place == 0 else None)
+            law = fitted({quorum: one.mean for quorum, one in measured.items()})
+            axes.plot(
+                quorums,
+                [law.updates(quorum) for quorum in quorums],
+                color=colour,
+                linewidth=1.2,
+                linestyle=(0, (2, 2)),
+                label=f"S(1 + {law.doubling:.3g}/N), S = {law.least:.3g}",
+            )
+        for axes, title in ((bowl, "bowl"), (digits, "digits")):
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.set_xlabel("N: gradients that make an update")
+            axes.set_title(title, loc="left")
+            if axes.get_legend_handles_labels()[1]:
+                axes.legend(fontsize=7.5, frameon=False)
+        bowl.set_ylabel("updates to the target")
+
+
+# ---------------------------------------------------------------- what b does
+
+
+def _draw_backups(file: Path, found: Races, kth: Kth) -> None:
+    """Left, updates do not depend on b; right, what b buys, as n grows."""
+    with figure_in(file, 1, 2, size=(8.8, 3.7)) as (left, right):
+        shown = sorted((trial for trial in found if (trial.task, trial.noise) == ("bowl", GRID_NOISE)), key=_quorum)
+        for place, trial in enumerate(shown):
+            none = spread_of([row.updates for row in finals(found[trial], 0)]).mean
+            over = [
+                (b, spread_of([row.updates / none for row in finals(found[trial], b)]))
+                for b in trial.numbers_of_backups
+            ]
+            left.errorbar(
+                [b + 0.06 * (place - len(shown) / 2) for b, _ in over],
+                [one.mean for _, one in over],
+                yerr=[one.half_width for _, one in over],
+                fmt="o-",
+                markersize=3,
+                linewidth=1,
+                capsize=2,
+                color=PALETTE[place % len(PALETTE)],
+                label=f"N = {trial.quorum}",
+            )
+        left.set_ylim(0.8, 1.2)
+        left.set_xlabel("b: backups beside N")
+        left.set_ylabel("updates to the target, over those without backups")
+        left.legend(fontsize=7.5, ncols=2, frameon=False)
+        for place, size in enumerate(size for size in SIZES if (LATENCY, size) in kth):
+            gains = gain_of_backups(kth[LATENCY, size], _law(GRID_NOISE).updates)
+            right.plot(
+                [100 * b / size for b, _ in gains],
+                [gain for _, gain in gains],
+                marker=".",
+                markersize=4,
+                linewidth=1,
+                color=PALETTE[place],
+                label=f"{size} workers",
+            )
+        right.set_xlim(-0.5, 40)
+        right.set_ylim(bottom=0.7)
+        right.set_xlabel(f"backups, % of all workers ({LATENCY})")
+        right.set_ylabel("times as soon as without backups")
+        right.legend(fontsize=7.5, frameon=False)
+
+
+def _quorum(trial: Trial) -> int:
+    return trial.quorum
+
+
+def _law(noise: float) -> Law:
+    """(7) with this noise; only ratios are looked at."""
+    return Law(1.0, noise)
+
+
+def _draw_choice(file: Path, kth: Kth) -> None:
+    """The best b against n, for several tails and noises."""
+    tails = [tail for tail in TAILS if any(latency == tail for latency, _ in kth)]
+    with figure_in(file, 1, max(2, len(tails)), size=(2.6 * max(2, len(tails)) + 0.6, 3.4)) as panels:
+        for axes, tail in zip(panels, tails, strict=False):
+            sizes = [size for size in SIZES if (tail, size) in kth]
+            for place, noise in enumerate((*NOISES, math.inf)):
+                choices = [best_backups(kth[tail, size], _effort(noise)) for size in sizes]
+                name = "noise dominates" if math.isinf(noise) else f"noise doubles at {noise:g}"
+                axes.plot(sizes, [one.backups for one in choices], "o-", markersize=3, color=PALETTE[place], label=name)
+                axes.fill_between(
+                    sizes,
+                    [one.low for one in choices],
+                    [one.high for one in choices],
+                    color=PALETTE[place],
+                    alpha=0.15,
+                    lw=0,
+                )
+            axes.set_title(tail, loc="left", fontsize=9)
+            axes.set_xlabel("n: all workers")
+            axes.set_ylim(bottom=0)
+        panels[0].set_ylabel("best b (band: within 1 %)")
+        panels[0].legend(fontsize=7.5, frameon=False)
+
+
+def _effort(noise: float) -> Any:
+    return (lambda gradients: 1.0 / gradients) if math.isinf(noise) else _law(noise).updates
+
+
+# ---------------------------------------------------------------- in words
+
+
+def _summary(found: Races, kth: Kth) -> str:
+    text = "# Rate: updates and seconds to the target\n\nMade by `python -m experiments.rate figures`.\n"
+    for task, noise in _series(found):
+        text += f"\n## Updates, {task}" + (f", noise doubles at {noise:g} gradients" if noise else "") + "\n\n"
+        text += _updates_table(found, task, noise)
+    text += "\n## Updates against backups (bowl)\n\n" + _backups_table(found)
+    pairs = foretold(found, kth, LATENCY)
+    if pairs:
+        off = [abs(math.log(product / seconds)) for *_, seconds, product in pairs]
+        text += (
+            f"\nSeconds as run beside updates without backups × mean seconds to the N-th arrival: {len(pairs)} cells, "
+            f"off by {100 * sum(off) / len(off):.1f} % on average, {100 * max(off):.1f} % at most.\n"
+        )
+    return text + "\n## The best number of backups, by (22)\n\n" + _choice_table(kth)
+
+
+def _updates_table(found: Races, task: str, noise: float) -> str:
+    measured = updates_by_quorum(found, task, noise)
+    law = fitted({quorum: one.mean for quorum, one in measured.items() if math.isfinite(one.mean)})
+    rates = {trial.quorum: finals(rows, 0)[0].lr for trial, rows in found.items() if _is(trial, task, noise)}
+    lines = []
+    for quorum, one in measured.items():
+        exact = f"{expected_updates(quorum, noise_of(noise)):.0f}" if task == "bowl" else "–"
+        lines.append([quorum, f"{rates[quorum]:g}", one.text(0), exact, f"{law.updates(quorum):.0f}"])
+    table = markdown(["N", "rate chosen", "updates", "exact, best rate", "S(1 + D/N) fitted"], lines)
+    return f"{table}\nFitted: S = {law.least:.1f}, D = {law.doubling:.1f} gradients.\n"
+
+
+def _is(trial: Trial, task: str, noise: float) -> bool:
+    return (trial.task, trial.noise) == (task, noise)
+
+
+def _backups_table(found: Races) -> str:
+    trials = sorted((trial for trial in found if _is(trial, "bowl", GRID_NOISE)), key=_quorum)
+    if not trials:
+        return "Nothing was run.\n"
+    numbers = trials[0].numbers_of_backups
+    lines = [
+        [trial.quorum, *(spread_of([row.updates for row in finals(found[trial], b)]).text(0) for b in numbers)]
+        for trial in trials
+    ]
+    return markdown(["N", *(f"b = {b}" for b in numbers)], lines)
+
+
+def _choice_table(kth: Kth) -> str:
+    lines = []
+    for tail in TAILS:
+        for size in SIZES:
+            if (tail, size) in kth:
+                choices = [best_backups(kth[tail, size], _effort(noise)) for noise in (*NOISES, math.inf)]
+                shown = [f"{one.backups} ({one.low}–{one.high}), ×{one.speed_up:.2f}" for one in choices]
+                lines.append([f"`{tail}`", size, *shown])
+    names = [f"noise doubles at {noise:g}" for noise in NOISES]
+    return markdown(["times", "n", *names, "noise dominates"], lines)
