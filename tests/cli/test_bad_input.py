@@ -49,7 +49,7 @@ CASES = {
     "no policies": (["compare", "--policies", ","], "at least one, e.g. full-sync,backup"),
     "task": (
         ["simulate", "--task", "magic"],
-        "task 'magic' is not known; choose one of: cifar10, digits, file.py:Class",
+        "task 'magic' is not known; choose one of: cartpole, charlm, cifar10, ",
     ),
     "task file": (["simulate", "--task", "none.py:Line"], "'none.py' does not exist; give file.py:Class"),
     "task class": (["simulate", "--task", "tasks.py:None"], "no class 'None'"),

@@ -1,0 +1,205 @@
+"""A small transformer that foretells the next character, on all of Shakespeare's that fits into a megabyte.
+
+Data: tiny-shakespeare, as A. Karpathy put it together (public domain): 1.1 million characters, 65 kinds of them. The
+last tenth is held out for the test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from quorate.errors import BadInput, check_at_least
+from quorate.task import Task
+from quorate.tasks.files import SingleFiles, files_of
+
+TINY_SHAKESPEARE = SingleFiles(
+    name="tiny-shakespeare",
+    url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare",
+    files=("tinyshakespeare/input.txt",),
+    md5s=("6fb458f1232090904fb40fe944165e91",),
+    sizes_bytes=(1_115_394,),
+)
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+TEST_SHARE = 0.1
+#: Windows measured at a time.
+_AT_ONCE = 256
+
+
+@cache
+def load_shakespeare(data: str | Path | None = None) -> str:
+    """The text.
+
+    data: the folder that has `tinyshakespeare/input.txt` (None: the variable QUORATE_DATA, then the user's cache).
+    """
+    (file,) = files_of(TINY_SHAKESPEARE, data)
+    content = file.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != SHA256:
+        raise BadInput(f"{str(file)!r} has sha256 {found}, but tiny-shakespeare has {SHA256}; remove it")
+    return content.decode()
+
+
+class CharNet(nn.Module):
+    """A transformer that sees the past only (pre-norm, learned places).
+
+    kinds: of characters. context: characters it sees at most. width, layers, heads: its size.
+    """
+
+    def __init__(self, kinds: int, context: int = 64, width: int = 128, layers: int = 3, heads: int = 4) -> None:
+        super().__init__()
+        for name, value in (("kinds", kinds), ("context", context), ("layers", layers), ("heads", heads)):
+            check_at_least(name, value, 1)
+        if width % heads:
+            raise BadInput(f"width is {width}, but it must be a multiple of heads ({heads})")
+        self.letters = nn.Embedding(kinds, width)
+        self.places = nn.Parameter(torch.zeros(context, width))
+        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, kinds)
+        for name, tensor in self.named_parameters():
+            if tensor.dim() > 1:
+                # What is added to the stream is smaller by the square root of how often that is done.
+                nn.init.normal_(tensor, std=0.02 / math.sqrt(2 * layers if name.endswith("out.weight") else 1))
+
+    def forward(self, letters: Tensor) -> Tensor:
+        """From characters [n, length] as numbers to scores of the one after each, [n, length, kinds]."""
+        stream = self.letters(letters) + self.places[: letters.shape[1]]
+        for block in self.blocks:
+            stream = block(stream)
+        scores: Tensor = self.head(self.norm(stream))
+        return scores
+
+
+class _Attention(nn.Module):
+    """Written out, since the fused backward passes do not add in the same order every time."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.all = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        n, length, width = stream.shape
+        parts = self.all(stream).view(n, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        scores = query @ key.transpose(2, 3) * (width // self.heads) ** -0.5
+        future = torch.ones(length, length, dtype=torch.bool, device=stream.device).triu(1)
+        weights = scores.masked_fill(future, -math.inf).softmax(3)
+        seen: Tensor = self.out((weights @ value).transpose(1, 2).reshape(n, length, width))
+        return seen
+
+
+class _Block(nn.Module):
+    """Look back, then think: each adds to the stream."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.attention = _Attention(width, heads)
+        self.inner, self.out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        stream = stream + self.attention(self.norms[0](stream))
+        thought: Tensor = stream + self.out(functional.gelu(self.inner(self.norms[1](stream))))
+        return thought
+
+
+class CharLm(Task):
+    """The next character of tiny-shakespeare; measures are "test_loss" in nats and "bits", both per character.
+
+    data: the folder of data, as of `load_shakespeare`.
+    text: another text to learn from, in place of Shakespeare's.
+    lr, weight_decay: of AdamW. The rate rises over `warm_up_share` of `updates` and falls to a tenth along a cosine;
+        with `updates` None it stays.
+    context, width, layers, heads: of the net. stride: characters from the start of a sample to that of the next.
+    test_samples: samples of the held-out text that are measured, evenly spread (None: all of it).
+    """
+
+    batch_size = 8
+
+    def __init__(
+        self,
+        data: str | Path | None = None,
+        *,
+        text: str | None = None,
+        lr: float = 2e-3,
+        weight_decay: float = 0.01,
+        updates: int | None = None,
+        warm_up_share: float = 0.05,
+        context: int = 64,
+        width: int = 128,
+        layers: int = 3,
+        heads: int = 4,
+        stride: int = 16,
+        test_samples: int | None = 512,
+    ) -> None:
+        if updates is not None:
+            check_at_least("updates", updates, 1)
+        if not 0 <= warm_up_share < 1:
+            raise BadInput(f"warm_up_share is {warm_up_share}, but a share of the training is at least 0 and below 1")
+        text = load_shakespeare(data) if text is None else text
+        self.letters = sorted(set(text))
+        self.lr, self.weight_decay = lr, weight_decay
+        self.updates, self.warm_up_share = updates, warm_up_share
+        self.context, self.width, self.layers, self.heads = context, width, layers, heads
+        numbers = {letter: number for number, letter in enumerate(self.letters)}
+        everything = torch.tensor([numbers[letter] for letter in text])
+        cut = round(len(text) * (1 - TEST_SHARE))
+        if min(cut, len(text) - cut) <= check_at_least("context", context, 1):
+            raise BadInput(f"the text has {len(text)} characters, too few for samples of {context} and a test")
+        self._train = TensorDataset(windows(everything[:cut], context, check_at_least("stride", stride, 1)))
+        test = windows(everything[cut:], context, context)
+        if test_samples is not None and check_at_least("test_samples", test_samples, 1) < len(test):
+            test = test[torch.linspace(0, len(test) - 1, test_samples).round().long()]
+        self._test = test
+
+    def model(self) -> nn.Module:
+        return CharNet(len(self.letters), self.context, self.width, self.layers, self.heads)
+
+    def train_data(self) -> TensorDataset:
+        return self._train
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Nats per character."""
+        (letters,) = batch
+        scores = model(letters[:, :-1])
+        return functional.cross_entropy(scores.flatten(0, 1), letters[:, 1:].flatten())
+
+    def optimizer(self, params: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, lr=self.lr, betas=(0.9, 0.99), weight_decay=self.weight_decay)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.share_of_lr)
+
+    def share_of_lr(self, version: int) -> float:
+        """What the learning rate of the next update is multiplied with, after so many."""
+        if self.updates is None:
+            return 1.0
+        warm_up = self.updates * self.warm_up_share
+        if version < warm_up:
+            return (version + 1) / (warm_up + 1)
+        done = min(1.0, (version - warm_up) / (self.updates - warm_up))
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        device = next(model.parameters()).device
+        total = 0.0
+        for letters in torch.split(self._test, _AT_ONCE):
+            total += self.loss(model, [letters.to(device)]).item() * len(letters)
+        nats = total / len(self._test)
+        return {"test_loss": nats, "bits": nats / math.log(2)}
+
+
+def windows(numbers: Tensor, context: int, stride: int) -> Tensor:
+    """Samples [n, context + 1] of a text as numbers: what is seen, and shifted by one what is foretold."""
+    return numbers.unfold(0, context + 1, stride).contiguous()

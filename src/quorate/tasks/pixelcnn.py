@@ -1,0 +1,219 @@
+"""A small gated PixelCNN on CIFAR-10: pictures one pixel and one colour at a time, each given all before it.
+
+Two stacks, so that no pixel above is out of sight (van den Oord et al. 2016): one sees the rows above, the other the
+row so far and what the first one sees. Values 0..255 have mixtures of discretised logistics, and a pixel's green and
+blue depend on its earlier colours through their means (Salimans et al. 2017). Training follows Chen et al. (2016):
+RMSProp, four pictures a worker.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from quorate.errors import BadInput, check_at_least, unknown_name
+from quorate.task import Task
+from quorate.tasks.cifar10 import PRECISIONS, Data, load_cifar10
+
+COLOURS, VALUES = 3, 256
+_LEAST_LOG_SCALE = -7.0
+#: Pictures measured at a time.
+_AT_ONCE = 250
+
+
+class Mixture(NamedTuple):
+    """What is foretold of every value, [n, colours, mixtures, h, w] each; in units where 0..255 is −1..1."""
+
+    logits: Tensor
+    means: Tensor
+    log_scales: Tensor
+
+    def log_probability(self, values: Tensor) -> Tensor:
+        """Of values 0..255 [n, colours, h, w], in nats, as [n, colours, h, w].
+
+        σ(b) − σ(a) = σ(b)·σ(−a)·(1 − e^(a−b)) never cancels; the outermost values take all that lies beyond them.
+        """
+        x = _scaled(values.to(self.means.dtype))[:, :, None]
+        lowest, highest = (values == 0)[:, :, None], (values == VALUES - 1)[:, :, None]
+        sharpness = torch.exp(-self.log_scales)
+        middle, half = (x - self.means) * sharpness, sharpness / (VALUES - 1)
+        below = functional.logsigmoid(middle + half).masked_fill(highest, 0.0)
+        above = functional.logsigmoid(half - middle).masked_fill(lowest, 0.0)
+        between = torch.log(-torch.expm1(-2 * half)).masked_fill(lowest | highest, 0.0)
+        return torch.logsumexp(functional.log_softmax(self.logits, 2) + below + above + between, 2)
+
+
+class PixelNet(nn.Module):
+    """The two stacks. No output at a pixel depends on that pixel or on any after it.
+
+    channels: of each stack. layers: gated ones beyond the first. mixtures: logistics a value.
+    """
+
+    def __init__(self, channels: int = 48, layers: int = 5, mixtures: int = 5) -> None:
+        super().__init__()
+        self.mixtures = check_at_least("mixtures", mixtures, 1)
+        check_at_least("channels", channels, 1)
+        self.first_above = nn.Conv2d(COLOURS, channels, (3, 7))
+        self.first_left = nn.Conv2d(COLOURS, channels, (1, 3))
+        self.layers = nn.ModuleList(_Gated(channels) for _ in range(check_at_least("layers", layers, 1)))
+        self.head = nn.Conv2d(channels, 4 * COLOURS * mixtures, 1)  # logits, means, log-scales; what colours add
+        with torch.no_grad():
+            self.head.weight.mul_(0.1)
+            bias = self.head.bias
+            assert bias is not None
+            _, means, log_scales, added = bias.view(4, COLOURS, mixtures)
+            means.copy_(torch.linspace(-0.8, 0.8, mixtures + 2)[1:-1])
+            log_scales.fill_(-1.0)
+            added.zero_()
+
+    def forward(self, images: Tensor) -> Mixture:
+        """From pictures [n, 3, h, w] in 0..255 to what is foretold of each value."""
+        x = _scaled(images)
+        # Shifted by one, so that the first convolutions see neither the pixel's own row, nor the pixel.
+        above = self.first_above(functional.pad(x, (3, 3, 3, -1)))
+        left = self.first_left(functional.pad(x, (3, -1, 0, 0))) + above
+        for layer in self.layers:
+            above, left = layer(above, left)
+        n, _, height, width = images.shape
+        numbers = self.head(functional.elu(left)).view(n, 4, COLOURS, self.mixtures, height, width)
+        logits, means, log_scales, added = numbers.unbind(1)
+        red, green = x[:, 0, None], x[:, 1, None]
+        added = torch.tanh(added)
+        means = means + torch.stack(
+            [torch.zeros_like(added[:, 0]), added[:, 0] * red, added[:, 1] * red + added[:, 2] * green], 1
+        )
+        return Mixture(logits, means, log_scales.clamp(min=_LEAST_LOG_SCALE))
+
+
+class _Gated(nn.Module):
+    """One step of both stacks: what is added passes a gate; the left stack also sees what the one above sees."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.above = nn.Conv2d(channels, 2 * channels, (2, 3))
+        self.left = nn.Conv2d(channels, 2 * channels, (1, 2))
+        self.link = nn.Conv2d(channels, 2 * channels, 1)
+
+    def forward(self, above: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+        above = above + functional.glu(self.above(functional.pad(functional.elu(above), (1, 1, 1, 0))), 1)
+        seen = self.left(functional.pad(functional.elu(left), (1, 0, 0, 0))) + self.link(functional.elu(above))
+        return above, left + functional.glu(seen, 1)
+
+
+class PixelCnn(Task):
+    """A gated PixelCNN on CIFAR-10; its measure is the test NLL in bits per dimension ("nll"), less is better.
+
+    data: as of `Cifar10`; labels are not looked at.
+    lr: of RMSProp (0.95, momentum 0.9). At `drop_share` of `updates` it falls to `final_share` of itself, as in
+        the paper (1e-4, then 3e-6); with `updates` None it stays.
+    channels, layers, mixtures: of the net.
+    precision: "float32" or "tf32", as of `Cifar10`.
+    train_samples, test_samples: use the first so many only (None: all of them).
+    """
+
+    batch_size = 4
+
+    def __init__(
+        self,
+        data: Data = None,
+        *,
+        lr: float = 1e-3,
+        updates: int | None = None,
+        drop_share: float = 0.8,
+        final_share: float = 0.03,
+        channels: int = 48,
+        layers: int = 5,
+        mixtures: int = 5,
+        precision: str | None = None,
+        train_samples: int | None = None,
+        test_samples: int | None = 500,
+    ) -> None:
+        if precision not in (None, "float32", "tf32"):
+            raise unknown_name("precision", str(precision), PRECISIONS[:2])
+        if updates is not None:
+            check_at_least("updates", updates, 1)
+        if not 0 <= drop_share <= 1:
+            raise BadInput(f"drop_share is {drop_share}, but a share of the training lies between 0 and 1")
+        self.lr, self.updates, self.drop_share, self.final_share = lr, updates, drop_share, final_share
+        self.channels, self.layers, self.mixtures, self.precision = channels, layers, mixtures, precision
+        train, test = data if isinstance(data, tuple) else load_cifar10(data)
+        self._train = TensorDataset(_first(train, train_samples, "train_samples"))
+        self._test = _first(test, test_samples, "test_samples")
+
+    def model(self) -> nn.Module:
+        if self.precision is not None:
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
+        return PixelNet(self.channels, self.layers, self.mixtures)
+
+    def train_data(self) -> TensorDataset:
+        return self._train
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Bits per dimension."""
+        (images,) = batch
+        mixture: Mixture = model(images)
+        return -mixture.log_probability(images).mean() / math.log(2)
+
+    def optimizer(self, params: Any) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(params, lr=self.lr, alpha=0.95, momentum=0.9)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.share_of_lr)
+
+    def share_of_lr(self, version: int) -> float:
+        """What the learning rate of the next update is multiplied with, after so many."""
+        return self.final_share if self.updates is not None and version >= self.drop_share * self.updates else 1.0
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        device = next(model.parameters()).device
+        total = 0.0
+        for images in torch.split(self._test, _AT_ONCE):
+            total += self.loss(model, [images.to(device)]).item() * len(images)
+        return {"nll": total / len(self._test)}
+
+
+@torch.no_grad()
+def sample(model: nn.Module, count: int, size: int = 32) -> Tensor:
+    """Pictures [count, 3, size, size] in bytes, drawn pixel by pixel; chance is torch's own on the model's device."""
+    device = next(model.parameters()).device
+    images = torch.zeros(count, COLOURS, size, size, dtype=torch.uint8, device=device)
+    for row in range(size):
+        for column in range(size):
+            for colour in range(COLOURS):
+                # Nothing below the row counts for it, so it need not be computed.
+                at = _pixel(model(images[:, :, : row + 1]), row, column)
+                chances = all_log_probabilities(at)[:, :, colour, 0, 0].exp()
+                images[:, colour, row, column] = torch.multinomial(chances, 1)[:, 0].to(torch.uint8)
+    return images
+
+
+def all_log_probabilities(mixture: Mixture) -> Tensor:
+    """Of every value 0..255, [n, 256, colours, h, w]."""
+    n, colours, _, height, width = mixture.means.shape
+    values = torch.arange(VALUES, dtype=torch.uint8, device=mixture.means.device).repeat(n)
+    every = Mixture(*(tensor.repeat_interleave(VALUES, 0) for tensor in mixture))
+    found = every.log_probability(values[:, None, None, None].expand(-1, colours, height, width))
+    return found.view(n, VALUES, colours, height, width)
+
+
+def _pixel(mixture: Mixture, row: int, column: int) -> Mixture:
+    return Mixture(*(tensor[..., row : row + 1, column : column + 1] for tensor in mixture))
+
+
+def _scaled(values: Tensor) -> Tensor:
+    """0..255 as −1..1."""
+    return (values if values.is_floating_point() else values.float()) / ((VALUES - 1) / 2) - 1
+
+
+def _first(data: TensorDataset, samples: int | None, name: str) -> Tensor:
+    images = data.tensors[0]
+    if samples is None:
+        return images
+    if check_at_least(name, samples, 1) > len(images):
+        raise BadInput(f"{name} is {samples}, but there are {len(images)}")
+    return images[:samples]
