@@ -13,7 +13,7 @@ def fonts_are_open() -> None:
 
     figure = Figure()
     FigureCanvasAgg(figure)
-    figure.text(0, 0, "a λ")
+    figure.text(0, 0, "a λ $10^{-1} x$")  # a logarithmic axis has fonts of its own
     figure.canvas.draw()
 
 

@@ -1,0 +1,161 @@
+"""What a race came to: the tables and figures, from its trials alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.common.curves import Point, first_reaching
+from experiments.common.drawing import band, figure_in
+from experiments.common.race import Method, Race, Trial
+from experiments.common.spread import markdown, spread_of
+from experiments.common.trials import Found
+
+
+class _Unit(NamedTuple):
+    """What times are shown in."""
+
+    name: str
+    seconds: float
+
+    def of(self, seconds: float) -> str:
+        return f"{seconds / self.seconds:.3g} {self.name}"
+
+
+def _unit(race: Race) -> _Unit:
+    return _Unit("hours", 3600.0) if race.seconds > 3600 else _Unit("minutes", 60.0)
+
+
+def write_race(race: Race, found: Found[Trial, Point], folder: Path, digits: int = 3) -> list[Path]:
+    """summary.md, curves.png and tuning.png in the folder; `digits` of the measure are shown."""
+    files = [folder / name for name in ("summary.md", "curves.png", "tuning.png")]
+    parts = [
+        f"Latency {latency}; every method with its tuned rate\n\n{_table(race, found, latency, digits)}"
+        for latency in race.latencies
+    ]
+    if race.at_its_rate:
+        rate = race.rate(race.reference, found)
+        table = _table(race, found, race.latencies[0], digits, rate)
+        parts.append(f"Latency {race.latencies[0]}; every method with the rate of {race.reference}\n\n{table}")
+    parts.append(
+        f"Tuning: {race.measure} of one seed after {_unit(race).of(race.tuning_seconds)}\n\n{_tuning(race, found)}"
+    )
+    files[0].write_text("\n".join(parts))
+    _draw_curves(race, found, files[1])
+    _draw_tuning(race, found, files[2])
+    return files
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _table(race: Race, found: Found[Trial, Point], latency: str, digits: int, rate: float | None = None) -> str:
+    """A line for every method: what it ends with, hours to each target, and how much sooner than the reference."""
+    targets = race.all_targets(found, latency)
+    header = ["method", "rate", "updates", f"{race.measure} at the end"]
+    header += [f"{_unit(race).name} to {target:.{digits}f}" for target in targets]
+    lines = []
+    for method in race.methods:
+        curves = race.curves(method.name, found, latency, rate)
+        if not curves:
+            continue
+        used = race.rate(method.name, found) if rate is None else rate
+        end = _finals(race, curves).text(digits)
+        cells = [_time(race, found, latency, curves, target) for target in targets]
+        lines.append([method.name, f"{used:g}", curves[0][-1].update, end, *cells])
+    return markdown(header, lines)
+
+
+def _finals(race: Race, curves: Sequence[Sequence[Point]]) -> Any:
+    return spread_of([race.final(curve) for curve in curves])
+
+
+def _time(race: Race, found: Found[Trial, Point], latency: str, curves: list[list[Point]], target: float) -> str:
+    own = seconds_to(race, curves, target)
+    if len(own) < len(curves):
+        return "never" if not own else f"never in {len(curves) - len(own)} of {len(curves)} seeds"
+    text = spread_of([one / _unit(race).seconds for one in own]).text(2)
+    reference = race.curves(race.reference, found, latency)
+    others = seconds_to(race, reference, target)
+    if not others or len(others) < len(reference):
+        return text
+    return f"{text} ({sum(others) / len(others) / (sum(own) / len(own)):.2f}×)"
+
+
+def seconds_to(race: Race, curves: list[list[Point]], target: float) -> list[float]:
+    """Virtual seconds to a target, of those seeds that reach it."""
+    points = [first_reaching(curve, target, race.rising) for curve in curves]
+    return [point.seconds for point in points if point is not None]
+
+
+def _tuning(race: Race, found: Found[Trial, Point]) -> str:
+    lines = []
+    for method in race.methods:
+        trials, best = race.tuning(method, found)
+        shown = []
+        for trial in trials:
+            if trial in found:
+                points = found[trial]
+                text = "diverged" if points[-1].diverged else f"{race.final(points):.4g}"
+                shown.append(f"**{trial.lr:g}: {text}**" if trial == best else f"{trial.lr:g}: {text}")
+        lines.append([method.name, len(shown), ", ".join(shown)])
+    return markdown(["method", "trainings", "rate: measure"], lines)
+
+
+# ---------------------------------------------------------------- figures
+
+
+def _draw_curves(race: Race, found: Found[Trial, Point], file: Path) -> None:
+    count, unit = len(race.latencies), _unit(race)
+    with figure_in(file, 1, count, (4.4 * count + 1.6, 3.8)) as drawn:
+        panels = [drawn] if count == 1 else list(drawn)
+        for axes, latency in zip(panels, race.latencies, strict=True):
+            lowest, highest = math.inf, -math.inf
+            for method in race.methods:
+                curves = race.curves(method.name, found, latency)
+                if curves:
+                    lines = [[(point.seconds / unit.seconds, point.measure) for point in curve] for curve in curves]
+                    band(axes, lines, method.colour, method.name, linestyle=_line(method))
+                    later = [y for line in lines for x, y in line if x > 0.05 * race.seconds / unit.seconds and y == y]
+                    lowest, highest = min([lowest, *later]), max([highest, *later])
+            for target in race.all_targets(found, latency):
+                axes.axhline(target, color="#AAAAAA", lw=0.7, ls=":")
+            if lowest < highest:  # the first minutes would squeeze the rest
+                room = 0.05 * (highest - lowest)
+                axes.set_ylim(lowest - room, highest + room)
+            axes.set_xlim(0, 1.02 * race.seconds / unit.seconds)
+            axes.set_xlabel(f"{unit.name}, virtual")
+            axes.set_title(latency)
+        panels[0].set_ylabel(race.unit)
+        panels[-1].legend(frameon=False, fontsize=8)
+
+
+def _draw_tuning(race: Race, found: Found[Trial, Point], file: Path) -> None:
+    with figure_in(file) as axes:
+        drawn: list[float] = []
+        for method in race.methods:
+            trials, best = race.tuning(method, found)
+            points = [
+                (trial.lr, race.final(found[trial]))
+                for trial in trials
+                if trial in found and race.score(found[trial]) > -math.inf
+            ]
+            if not points:
+                continue
+            drawn += [y for _, y in points]
+            axes.plot(*zip(*points, strict=True), "o", ls=_line(method), ms=3, color=method.colour, label=method.name)
+            if best is not None and best in found:
+                axes.plot([best.lr], [race.final(found[best])], "o", ms=8, mfc="none", color=method.colour)
+        axes.set_xscale("log")
+        if not race.rising and drawn and max(drawn) > 3 * min(drawn) > 0:
+            axes.set_yscale("log")
+        axes.set_xlabel("learning rate; a ring is round what was chosen")
+        axes.set_ylabel(f"{race.unit}\nafter {_unit(race).of(race.tuning_seconds)}")
+        if drawn:
+            axes.legend(frameon=False, fontsize=8)
+
+
+def _line(method: Method) -> str:
+    return "--" if method.dashed else "-"

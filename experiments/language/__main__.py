@@ -1,0 +1,33 @@
+"""Language: does it generalise? A character transformer on 16 machines under four policies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from experiments.common.command import Options, main
+from experiments.common.curves import Point
+from experiments.common.race import Trial
+from experiments.common.race_command import RaceExperiment
+from experiments.language.settings import FULL, QUICK
+from experiments.language.training import train
+from quorate.tasks.charlm import load_shakespeare
+
+
+class Language(RaceExperiment):
+    name = "language"
+    what = "Which policy trains a character transformer soonest and best on 16 machines?"
+    takes = "one GPU, some 5 minutes"
+    full, quick = FULL, QUICK
+
+    def training(self, options: Options) -> Callable[[Trial], list[Point]]:
+        if not options.quick:
+            load_shakespeare(options.data)  # fetched once, not by every process; and what is missing is said at once
+        return partial(train, data=options.data, device=options.device, quick=options.quick)
+
+
+EXPERIMENT = Language()
+
+if __name__ == "__main__":
+    sys.exit(main(EXPERIMENT))

@@ -1,0 +1,38 @@
+"""PixelCNN on CIFAR-10: test NLL over time for one worker, async 8 and 16, 7+1 and 15+1."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from experiments.common.command import Options, main
+from experiments.common.curves import Point
+from experiments.common.race import Trial
+from experiments.common.race_command import RaceExperiment
+from experiments.pixelcnn.settings import FULL, QUICK
+from experiments.pixelcnn.training import SAMPLES, train
+from quorate.tasks.cifar10 import load_cifar10
+
+
+class PixelCnnRace(RaceExperiment):
+    name = "pixelcnn"
+    what = "Is async worse than one worker, and how much sooner is sync with a backup, on a PixelCNN?"
+    takes = "one GPU, some 10 minutes"
+    full, quick = FULL, QUICK
+
+    def training(self, options: Options) -> Callable[[Trial], list[Point]]:
+        if not options.quick:
+            load_cifar10(options.data)  # fetched once, not by every process; and what is missing is said at once
+        return partial(train, folder=options.out, data=options.data, device=options.device, quick=options.quick)
+
+    def figures(self, folder: Path) -> list[Path]:
+        samples = folder / SAMPLES  # drawn where the model was
+        return [*super().figures(folder), *([samples] if samples.exists() else [])]
+
+
+EXPERIMENT = PixelCnnRace()
+
+if __name__ == "__main__":
+    sys.exit(main(EXPERIMENT))

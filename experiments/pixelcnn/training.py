@@ -1,0 +1,60 @@
+"""One training of the study, on the library's public interface; one of them leaves a picture of samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments.common.curves import Point
+from experiments.common.made_up import pictures
+from experiments.common.race import Trial
+from experiments.pixelcnn.picture import as_grid, write_png
+from experiments.pixelcnn.settings import DRAWN, FULL, QUICK
+from quorate.tasks.pixelcnn import PixelCnn, sample
+
+SAMPLES = "samples.png"
+_ROWS, _COLUMNS, _SCALE = 4, 12, 3
+
+
+class _Kept(PixelCnn):
+    """Keeps the model that was measured last, which is the trained one."""
+
+    last: nn.Module | None = None
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        self.last = model
+        return super().evaluate(model)
+
+
+def train(
+    trial: Trial, folder: Path, data: Path | None = None, device: str = "cpu", quick: bool = False
+) -> list[Point]:
+    """Train to the end; samples of 15+1 (its first seed, at its tuned rate, which comes first) go into the folder."""
+    race = QUICK if quick else FULL
+    torch.set_num_threads(1)
+    size: dict[str, Any] = {"channels": 6, "layers": 1, "mixtures": 2} if quick else {}
+    task = _Kept(
+        (pictures(128, size=8), pictures(16, size=8, seed=8)) if quick else data,
+        lr=trial.lr,
+        updates=race.updates(trial),
+        precision="tf32",
+        test_samples=16 if quick else 500,
+        **size,
+    )
+    points = race.train(trial, task, device)
+    file = folder / SAMPLES
+    if trial == replace(trial, method=DRAWN, seed=race.seeds[0], seconds=race.seconds) and not file.exists():
+        assert task.last is not None, "a training is measured at its end"
+        draw_samples(task.last, file, 8 if quick else 32)
+    return points
+
+
+def draw_samples(model: nn.Module, file: Path, size: int) -> None:
+    """Samples side by side, each pixel several times as large."""
+    torch.manual_seed(0)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_png(file, as_grid(sample(model.eval(), _ROWS * _COLUMNS, size).cpu(), _COLUMNS, _SCALE))

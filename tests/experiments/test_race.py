@@ -1,0 +1,160 @@
+"""Races: what is trained and in which order, what is read off the curves; and the three that are races, in seconds."""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from experiments.common.command import Experiment, main
+from experiments.common.curves import Point
+from experiments.common.race import TUNING_SEED, Method, Race, Trial, seconds_an_update
+from experiments.common.race_results import seconds_to, write_race
+from experiments.language.__main__ import EXPERIMENT as LANGUAGE
+from experiments.pixelcnn.__main__ import EXPERIMENT as PIXELCNN
+from experiments.pixelcnn.picture import as_grid, write_png
+from experiments.reinforcement.__main__ import EXPERIMENT as REINFORCEMENT
+
+import quorate
+from tests.tasks import Toy
+
+RACE = Race(
+    methods=(
+        Method("async", quorate.Async(), 4, (0.1, 0.2)),
+        Method("sync", quorate.FullSync(), 4, (0.4, 0.8)),
+    ),
+    latencies=("constant:2", "constant:1"),
+    seconds=40.0,
+    tuning_seconds=10.0,
+    seeds=(1, 2, 3),
+    measure="error",
+    unit="error",
+    rising=False,
+    reference="sync",
+    at_its_rate=True,
+    most_rates=3,
+)
+
+
+def played(race: Race, best: dict[str, float]) -> dict[Trial, list[Point]]:
+    """Let every training end the better, the nearer its rate is to its method's best one."""
+    found: dict[Trial, list[Point]] = {}
+    while left := [trial for trial in race.wanted(found) if trial not in found]:
+        trial = left[0]
+        end = 0.1 + abs(math.log(trial.lr / best[trial.method])) + 0.01 * trial.seed
+        found[trial] = [
+            Point(step, trial.seconds * step / 4, step, end + (4 - step) / 8, math.nan) for step in range(5)
+        ]
+    return found
+
+
+def test_every_method_is_tuned_and_then_run_with_every_seed_in_every_world() -> None:
+    found = played(RACE, {"async": 0.2, "sync": 0.4})
+    tuning = [trial for trial in found if trial.seed == TUNING_SEED]
+    assert {(one.method, one.lr) for one in tuning} == {
+        *(("async", rate) for rate in (0.1, 0.2, 0.4)),
+        *(("sync", rate) for rate in (0.2, 0.4, 0.8)),
+    }
+    assert {(one.latency, one.seconds) for one in tuning} == {("constant:2", 10.0)}
+    finals = {trial for trial in found if trial.seed != TUNING_SEED}
+    assert finals == {
+        Trial(name, latency, rate, seed, 40.0)
+        for name, rate, latency in [
+            ("async", 0.2, "constant:2"),
+            ("async", 0.2, "constant:1"),
+            ("sync", 0.4, "constant:2"),
+            ("sync", 0.4, "constant:1"),
+            ("async", 0.4, "constant:2"),  # at the reference's rate
+        ]
+        for seed in (1, 2, 3)
+    }
+    assert list(found)[-3:] == [Trial("async", "constant:2", 0.4, seed, 40.0) for seed in (1, 2, 3)]
+
+
+def test_what_diverged_is_never_chosen() -> None:
+    good, bad = Point(1, 1.0, 1, 0.5, 0.0), Point(1, 1.0, 1, 0.1, 0.0, diverged=1)
+    assert RACE.score([good]) == -0.5 and RACE.score([bad]) == -math.inf
+    assert RACE.score([good._replace(measure=math.nan)]) == -math.inf
+    assert replace(RACE, rising=True, last=2).score([good, good._replace(measure=0.7)]) == pytest.approx(0.6)
+
+
+def test_targets_are_those_that_every_seed_of_the_reference_reaches() -> None:
+    found = played(RACE, {"async": 0.2, "sync": 0.4})
+    targets = RACE.all_targets(found, "constant:2")
+    assert targets == pytest.approx([0.13 + 3 / 8, 0.13 + 2 / 8, 0.13])
+    assert replace(RACE, targets=(1.0,)).all_targets(found, "constant:2") == [1.0]
+    curves = RACE.curves("sync", found, "constant:2")
+    assert len(seconds_to(RACE, curves, targets[-1])) == 3
+    assert seconds_to(RACE, curves, targets[1]) == pytest.approx([40 / 4 * (2 - 8 * 0.02), 40 / 4 * (2 - 8 * 0.01), 20])
+    assert seconds_to(RACE, curves, 0.0) == []
+
+
+def test_tables_say_who_never_gets_there_and_how_much_sooner_others_do(tmp_path: Path) -> None:
+    found = played(RACE, {"async": 0.2, "sync": 0.4})
+    for trial in list(found):
+        if trial.method == "async" and trial.seed == 2:
+            found[trial] = [point._replace(measure=9.0) for point in found[trial]]
+        elif trial.method == "async" and trial.seed:
+            found[trial] = [point._replace(seconds=point.seconds / 2) for point in found[trial]]
+    files = write_race(RACE, found, tmp_path)
+    assert [file.name for file in files] == ["summary.md", "curves.png", "tuning.png"]
+    text = files[0].read_text()
+    assert "| sync | 0.4 | 4 | 0.120 ± 0.025 |" in text and "(1.00×)" in text
+    assert "never in 1 of 3 seeds" in text
+    assert "| async | 3 | 0.1: 0.7931, **0.2: 0.1**, 0.4: 0.7931 |" in text
+    assert all(file.stat().st_size > 1000 for file in files[1:])
+
+
+def test_a_trial_is_as_long_as_it_says() -> None:
+    task = Toy(samples=64)
+    task.evaluate = lambda model: {"error": 0.5}  # type: ignore[attr-defined]
+    trial = Trial("sync", "constant:2", 0.1, 1, 40.0)
+    assert seconds_an_update(quorate.FullSync(), 4, "constant:2") == pytest.approx(2.0)
+    points = replace(RACE, evaluations=4).train(trial, task, "cpu")
+    assert [(point.update, point.seconds) for point in points] == [(5, 10.0), (10, 20.0), (15, 30.0), (20, 40.0)]
+    assert RACE.updates(replace(trial, method="async")) == 80
+
+
+def test_a_folder_without_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(LANGUAGE, ["figures", "--out", str(tmp_path)]) == 2
+    assert "there are no trials of language in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("experiment", [PIXELCNN, LANGUAGE, REINFORCEMENT], ids=lambda one: one.name)
+def test_every_method_begins_with_as_many_rates(experiment: Any) -> None:
+    assert {len(method.rates) for method in experiment.full.methods} == {4}
+    assert len(experiment.full.seeds) >= 3 and TUNING_SEED not in experiment.full.seeds
+
+
+def test_pictures_become_a_png(tmp_path: Path) -> None:
+    images = torch.arange(3 * 3 * 2 * 2, dtype=torch.uint8).view(3, 3, 2, 2)
+    grid = as_grid(images, 2, scale=2)
+    assert grid.shape == (3, 2 * 6 + 2, 2 * 6 + 2)
+    assert grid[0, 2:6, 2:6].tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]
+    assert (grid[:, :2] == 255).all() and (grid[:, 8:, 8:] == 255).all()
+    write_png(tmp_path / "a.png", grid)
+    content = (tmp_path / "a.png").read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", content[16:24]) == (14, 14)
+    from matplotlib.image import imread
+
+    read = torch.as_tensor(imread(tmp_path / "a.png"))
+    torch.testing.assert_close((255 * read).round().to(torch.uint8).permute(2, 0, 1), grid)
+    assert zlib.crc32(b"IEND") == 0xAE426082
+
+
+@pytest.mark.experiments
+@pytest.mark.parametrize("experiment", [PIXELCNN, LANGUAGE, REINFORCEMENT], ids=lambda one: one.name)
+def test_quick_runs_from_the_trials_to_the_figures(
+    experiment: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(experiment, ["run", "--quick", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    wanted = {"summary.md", "curves.png", "tuning.png"} | ({"samples.png"} if experiment is PIXELCNN else set())
+    assert {Path(line).name for line in shown if line.startswith(str(tmp_path))} == wanted
+    assert "complete" in shown
+    assert all((tmp_path / name).stat().st_size > 300 for name in wanted)
