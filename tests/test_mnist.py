@@ -225,6 +225,12 @@ def test_the_net_is_the_papers_and_can_be_sent() -> None:
     assert torch.equal(pickle.loads(pickle.dumps(net))(images), net(images))
 
 
+def test_the_first_loss_says_that_nothing_is_known() -> None:
+    torch.manual_seed(1)
+    task = Mnist((made_up(), made_up()))
+    assert abs(task.evaluate(task.model())["test_loss"] - math.log(10)) < 0.6
+
+
 # ---------------------------------------------------------------- the task
 
 

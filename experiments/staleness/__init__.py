@@ -1,0 +1,1 @@
+"""Test error against staleness, on MNIST."""
