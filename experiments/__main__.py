@@ -25,7 +25,16 @@ from experiments.common.stopping import sigterm_interrupts, status_of
 from quorate.errors import BadInput, check_at_least, unknown_name
 
 #: In the order of docs/results.md.
-NAMES = ("delay",)
+NAMES = (
+    "staleness",
+    "layers",
+    "stragglers",
+    "communication",
+    "pixelcnn",
+    "language",
+    "reinforcement",
+    "delay",
+)
 #: Quick ones are small enough to run two at a time.
 _QUICK_AT_A_TIME = 2
 
