@@ -150,3 +150,12 @@ def test_a_table_of_half_a_study_says_what_is_missing(tmp_path: Path) -> None:
 def test_without_curves_it_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(EXPERIMENT, ["figures", "--out", str(tmp_path)]) == 2
     assert "there are no curves" in capsys.readouterr().err
+
+
+def test_the_committed_tables_can_be_made_again(tmp_path: Path) -> None:
+    committed = EXPERIMENT.results / CURVES
+    if not committed.exists():
+        pytest.skip("there are no committed results yet")
+    (tmp_path / CURVES).write_bytes(committed.read_bytes())
+    assert main(EXPERIMENT, ["figures", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "summary.md").read_text() == (EXPERIMENT.results / "summary.md").read_text()
