@@ -281,13 +281,37 @@ def test_several_processes_share_the_work_and_keep_what_did_not_fail(tmp_path: P
     train = partial(train_elsewhere, here=os.getpid())
     with pytest.raises(TrialsFailed, match="ZeroDivisionError: in another process"):
         run_trials(table(tmp_path), lambda found: trials(5), train, processes=2)
-    assert sorted(trial.seed for trial in table(tmp_path).read()) == [0, 2, 3, 4]
+    found = table(tmp_path).read()
+    assert sorted(trial.seed for trial in found) == [0, 2, 3, 4]
+    assert all(rows == rows_of(trial) for trial, rows in found.items()), "one was run twice"
     assert not multiprocessing.active_children()
 
 
 def test_at_the_limit_processes_are_ended(tmp_path: Path) -> None:
     assert not run_trials(table(tmp_path), lambda found: trials(3), never_end, processes=2, limit_s=0.01)
     assert not multiprocessing.active_children() and table(tmp_path).read() == {}
+
+
+def hang_beside(trial: Trial, begun: Path) -> list[Row]:
+    """The second trial hangs, and the first ends as soon as it does."""
+    if trial.seed == 1:
+        begun.touch()
+        threading.Event().wait()
+    while not begun.exists():
+        threading.Event().wait(0.01)
+    return rows_of(trial)
+
+
+@pytest.mark.experiments
+def test_ctrl_c_ends_a_trial_under_way_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    def wanted(found: Found[Trial, Row]) -> list[Trial]:
+        if found:
+            raise KeyboardInterrupt
+        return trials(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_trials(table(tmp_path), wanted, partial(hang_beside, begun=tmp_path / "begun"), processes=2)
+    assert not multiprocessing.active_children() and list(table(tmp_path).read()) == trials(1)
 
 
 @pytest.mark.experiments
