@@ -135,9 +135,10 @@ def test_a_round_may_be_one_batch() -> None:
     assert result.metrics.header["engine"]["arithmetic"].startswith("together")
 
 
-def test_the_rate_falls_once() -> None:
-    task = small_task(updates=10)
-    assert [task.share_of_lr(version) for version in (0, 7, 8, 10)] == [1.0, 1.0, 0.03, 0.03]
+def test_the_rate_rises_and_falls_once() -> None:
+    task = small_task(updates=100)
+    assert [task.share_of_lr(version) for version in (0, 1, 2, 79)] == pytest.approx([1 / 3, 2 / 3, 1.0, 1.0])
+    assert [task.share_of_lr(version) for version in (80, 100)] == [0.03, 0.03]
     assert small_task().share_of_lr(10**6) == 1.0
 
 
@@ -155,7 +156,7 @@ def test_the_nll_is_over_all_test_pictures(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ({"precision": "bfloat16"}, "precision 'bfloat16' is not known; choose one of: float32, tf32"),
         ({"updates": 0}, "updates is 0, but it must be at least 1"),
-        ({"drop_share": 2.0}, "drop_share is 2.0, but a share"),
+        ({"drop_share": 2.0}, "drop_share 2.0, but shares of a training are 0 to 1"),
         ({"train_samples": 1000}, "train_samples is 1000, but there are 40"),
     ],
 )

@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from experiments.common.curves import Point
 from experiments.common.made_up import pictures
-from experiments.common.race import Trial
+from experiments.common.race import TUNING_SEED, Trial
 from experiments.pixelcnn.picture import as_grid, write_png
 from experiments.pixelcnn.settings import DRAWN, FULL, QUICK
+from quorate.tasks.cifar10 import load_cifar10
 from quorate.tasks.pixelcnn import PixelCnn, sample
 
 SAMPLES = "samples.png"
 _ROWS, _COLUMNS, _SCALE = 4, 12, 3
+_HELD_BACK = 1000
 
 
 class _Kept(PixelCnn):
@@ -38,7 +41,7 @@ def train(
     torch.set_num_threads(1)
     size: dict[str, Any] = {"channels": 6, "layers": 1, "mixtures": 2} if quick else {}
     task = _Kept(
-        (pictures(128, size=8), pictures(16, size=8, seed=8)) if quick else data,
+        (pictures(128, size=8), pictures(16, size=8, seed=8)) if quick else data_of(trial, data),
         lr=trial.lr,
         updates=race.updates(trial),
         precision="tf32",
@@ -51,6 +54,15 @@ def train(
         assert task.last is not None, "a training is measured at its end"
         draw_samples(task.last, file, 8 if quick else 32)
     return points
+
+
+def data_of(trial: Trial, data: Path | None) -> tuple[TensorDataset, TensorDataset]:
+    """What to train with and to measure with: the tuning never sees test pictures, but training pictures held back."""
+    train, test = load_cifar10(data)
+    if trial.seed != TUNING_SEED:
+        return train, test
+    kept, held_back = train.tensors[0][:-_HELD_BACK], train.tensors[0][-_HELD_BACK:]
+    return TensorDataset(kept), TensorDataset(held_back)
 
 
 def draw_samples(model: nn.Module, file: Path, size: int) -> None:

@@ -15,10 +15,13 @@ from experiments.common.command import Experiment, main
 from experiments.common.curves import Point
 from experiments.common.race import TUNING_SEED, Method, Race, Trial, seconds_an_update
 from experiments.common.race_results import seconds_to, write_race
+from experiments.language import training as language_training
 from experiments.language.__main__ import EXPERIMENT as LANGUAGE
+from experiments.pixelcnn import training as pixelcnn_training
 from experiments.pixelcnn.__main__ import EXPERIMENT as PIXELCNN
 from experiments.pixelcnn.picture import as_grid, write_png
 from experiments.reinforcement.__main__ import EXPERIMENT as REINFORCEMENT
+from torch.utils.data import TensorDataset
 
 import quorate
 from tests.tasks import Toy
@@ -88,6 +91,10 @@ def test_targets_are_those_that_every_seed_of_the_reference_reaches() -> None:
     targets = RACE.all_targets(found, "constant:2")
     assert targets == pytest.approx([0.13 + 3 / 8, 0.13 + 2 / 8, 0.13])
     assert replace(RACE, targets=(1.0,)).all_targets(found, "constant:2") == [1.0]
+    turned = {trial: [point._replace(measure=-point.measure) for point in found[trial]] for trial in found}
+    assert replace(RACE, rising=True).all_targets(turned, "constant:2") == pytest.approx(
+        [-target for target in targets]
+    )
     curves = RACE.curves("sync", found, "constant:2")
     assert len(seconds_to(RACE, curves, targets[-1])) == 3
     assert seconds_to(RACE, curves, targets[1]) == pytest.approx([40 / 4 * (2 - 8 * 0.02), 40 / 4 * (2 - 8 * 0.01), 20])
@@ -145,6 +152,19 @@ def test_pictures_become_a_png(tmp_path: Path) -> None:
     read = torch.as_tensor(imread(tmp_path / "a.png"))
     torch.testing.assert_close((255 * read).round().to(torch.uint8).permute(2, 0, 1), grid)
     assert zlib.crc32(b"IEND") == 0xAE426082
+
+
+def test_the_tuning_never_sees_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial("15+1", "chen2016", 0.1, TUNING_SEED, 10.0)
+    everything = TensorDataset(torch.arange(5000)), TensorDataset(torch.arange(9000, 9100))
+    monkeypatch.setattr(pixelcnn_training, "load_cifar10", lambda data: everything)
+    train, test = pixelcnn_training.data_of(trial, None)
+    assert (len(train), len(test)) == (4000, 1000)
+    assert sorted(torch.cat([*train.tensors, *test.tensors]).tolist()) == list(range(5000))
+    assert pixelcnn_training.data_of(replace(trial, seed=1), None) == everything
+    monkeypatch.setattr(language_training, "load_shakespeare", lambda data: "a" * 90 + "b" * 10)
+    assert set(language_training.text_of(trial, None)) == {"a"}
+    assert len(language_training.text_of(replace(trial, seed=1), None)) == 100
 
 
 @pytest.mark.experiments

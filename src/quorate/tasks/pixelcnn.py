@@ -110,7 +110,8 @@ class PixelCnn(Task):
 
     data: as of `Cifar10`; labels are not looked at.
     lr: of RMSProp (0.95, momentum 0.9). At `drop_share` of `updates` it falls to `final_share` of itself, as in
-        the paper (1e-4, then 3e-6); with `updates` None it stays.
+        the paper (1e-4, then 3e-6), and it rises over the first `warm_up_share`, since RMSProp's first steps are its
+        longest; with `updates` None it stays.
     channels, layers, mixtures: of the net.
     precision: "float32" or "tf32", as of `Cifar10`.
     train_samples, test_samples: use the first so many only (None: all of them).
@@ -124,6 +125,7 @@ class PixelCnn(Task):
         *,
         lr: float = 1e-3,
         updates: int | None = None,
+        warm_up_share: float = 0.02,
         drop_share: float = 0.8,
         final_share: float = 0.03,
         channels: int = 48,
@@ -137,9 +139,13 @@ class PixelCnn(Task):
             raise unknown_name("precision", str(precision), PRECISIONS[:2])
         if updates is not None:
             check_at_least("updates", updates, 1)
-        if not 0 <= drop_share <= 1:
-            raise BadInput(f"drop_share is {drop_share}, but a share of the training lies between 0 and 1")
-        self.lr, self.updates, self.drop_share, self.final_share = lr, updates, drop_share, final_share
+        if not 0 <= warm_up_share <= drop_share <= 1:
+            raise BadInput(
+                f"warm_up_share is {warm_up_share} and drop_share {drop_share}, "
+                f"but shares of a training are 0 to 1, in this order"
+            )
+        self.lr, self.updates, self.final_share = lr, updates, final_share
+        self.warm_up_share, self.drop_share = warm_up_share, drop_share
         self.channels, self.layers, self.mixtures, self.precision = channels, layers, mixtures, precision
         train, test = data if isinstance(data, tuple) else load_cifar10(data)
         self._train = TensorDataset(_first(train, train_samples, "train_samples"))
@@ -167,7 +173,11 @@ class PixelCnn(Task):
 
     def share_of_lr(self, version: int) -> float:
         """What the learning rate of the next update is multiplied with, after so many."""
-        return self.final_share if self.updates is not None and version >= self.drop_share * self.updates else 1.0
+        if self.updates is None:
+            return 1.0
+        if version >= self.drop_share * self.updates:
+            return self.final_share
+        return min(1.0, (version + 1) / (self.warm_up_share * self.updates + 1))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device
