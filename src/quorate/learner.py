@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -68,6 +68,8 @@ class Learner:
         self.schedule = task.schedule(self.optimizer)
         self.average = Flat.copy_of(self.params, device) if learning.ema is not None else None
         self.nbytes = sum(parameter.numel() * parameter.element_size() for parameter in self.params)
+        #: Called when gradients are ready, before the optimizer's step.
+        self.before_step: Callable[[], None] | None = None
 
     def _leave_to_others(self, parameter: nn.Parameter) -> None:
         """The optimizer was made of all parameters, since it may treat them differently by their place."""
@@ -83,13 +85,19 @@ class Learner:
 
     # ------------------------------------------------------------ the update
 
-    def step(self, norm: float | None = None) -> None:
-        """The next version from the averaged gradient in `.grad`; `norm` is its global norm, if clipping is on."""
+    def step(self, norm: float | None = None, gradients: Sequence[Tensor] | None = None) -> None:
+        """The next version from the averaged gradient; `norm` is its global norm, if clipping is on.
+
+        gradients: tensors that hold all of it (default: the parameters' `.grad`).
+        """
         clip = self.learning.clip_norm
         if clip is not None:
-            norm = global_norm(self.gradients()) if norm is None else norm
+            there = self.gradients() if gradients is None else list(gradients)
+            norm = global_norm(there) if norm is None else norm
             if norm > clip:
-                torch._foreach_mul_(self.gradients(), clip / norm)
+                torch._foreach_mul_(there, clip / norm)
+        if self.before_step is not None:
+            self.before_step()
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
@@ -99,7 +107,10 @@ class Learner:
     def _average_in(self) -> None:
         if self.average is not None:
             assert self.learning.ema is not None
-            torch._foreach_lerp_(self.average.views, self.flat.views, 1.0 - self.learning.ema)
+            average, newest = self.average.views, self.flat.views
+            if self.flat.buffer.is_cuda:  # as few long vectors, since every call costs time there
+                average, newest = (flat.layout.runs(flat.buffer) for flat in (self.average, self.flat))
+            torch._foreach_lerp_(average, newest, 1.0 - self.learning.ema)
 
     def skip(self) -> None:
         """A version with nothing to apply: only the count and the schedule move."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import quorate
+from quorate.engines._buffers import Buffers
 from tests.tasks import Toy, mlp, plain_sgd
 
 
@@ -35,6 +36,45 @@ def test_masks_and_tables_are_left_alone(policy: quorate.Policy) -> None:
     for name in ("mask", "chosen", "turns"):
         assert torch.equal(result.parameters[name], getattr(Masked(), name))
     assert result.parameters["seen"] == 10
+
+
+def _normed() -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("policy", [quorate.Async(), quorate.SoftSync(4), quorate.Delayed(30)])
+def test_running_averages_stay_near_the_data_however_stale_arrivals_are(policy: quorate.Policy) -> None:
+    """Were changes added, an average that replaces a tenth would swing ever wider from a delay of 16 versions on."""
+    task = Toy(_normed, plain_sgd)
+    workers = 2 if isinstance(policy, quorate.Delayed) else 60
+    result = quorate.train(task, policy, quorate.Simulated(workers, "shifted-exp:1,1"), updates=400)
+    data = task.train_data().tensors[0]
+    mean, variance = result.parameters["0.running_mean"], result.parameters["0.running_var"]
+    assert torch.allclose(mean, data.mean(0), atol=0.5)
+    assert (variance > 0).all() and torch.allclose(variance, data.var(0), rtol=0.7)
+
+
+def test_a_stale_running_average_is_that_of_its_batch() -> None:
+    """By hand: what a batch makes of the newest statistics, not what it made of those it read."""
+    model = nn.BatchNorm1d(1, momentum=0.25)
+    buffers = Buffers(model)
+    read = buffers.newest()
+    for batch in ([1.0, 3.0], [5.0, 9.0]):
+        buffers.load(read)
+        model(torch.tensor(batch)[:, None])
+        after = buffers.after_forward()
+        flats = [buffers.flat.copy() for _ in range(2)]
+        for flat, values in zip(flats, (after, read), strict=True):
+            torch._foreach_copy_(flat.views, values)
+        expected_mean = 0.75 * buffers.newest()[0] + 0.25 * sum(batch) / 2
+        before = buffers.flat.buffer.clone()
+        buffers.advance_by(*flats)
+        by_flat = [one.clone() for one in buffers.newest()]
+        buffers.flat.buffer.copy_(before)
+        buffers.reset()
+        buffers.advance([after], [1.0], [read])
+        assert all(torch.allclose(one, other) for one, other in zip(by_flat, buffers.newest(), strict=True))
+        assert torch.allclose(buffers.newest()[0], expected_mean)
 
 
 class AlwaysOverflows(Toy):

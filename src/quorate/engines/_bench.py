@@ -30,6 +30,7 @@ class Bench:
 
     def backward(self, batches: Sequence[int], scale: float = 1.0) -> Tensor:
         """Forward and backward over these batches as one; adds `scale` × gradient to `.grad`, gives the loss."""
+        self.buffers.settle()
         self.batches.seed(batches[0])
         loss = self.task.loss(self.learner.model, self.batches.load(batches))
         (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]

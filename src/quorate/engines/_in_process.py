@@ -8,12 +8,14 @@ from torch import Tensor
 from quorate.engines._behind import TogetherBehind
 from quorate.engines._bench import Bench, Strategy
 from quorate.engines._kept import HALF, Kept, finds_nan_early
+from quorate.engines._recorded import recorded
+from quorate.engines._replayed import Replayed
 from quorate.engines._summed import Summed
 from quorate.engines._together import Together, may_go_together
 from quorate.engines.base import Engine, Job, Outcome
 from quorate.errors import BadInput
 from quorate.events import Ticket
-from quorate.policies import Delayed
+from quorate.policies import Delayed, Policy
 from quorate.seeds import derive
 
 _NOTHING_LEARNED = Outcome(None, None)
@@ -28,6 +30,7 @@ class InProcessEngine(Engine):
         self._bench: Bench | None = None
         self._strategy: Strategy | None = None
         self._saved_settings: tuple[Tensor, bool, bool] | None = None
+        self.graphs = True
 
     @property
     def arithmetic(self) -> str | None:
@@ -50,12 +53,17 @@ class InProcessEngine(Engine):
             in_rounds = isinstance(job.policy, Delayed)
             if together and not in_rounds:
                 raise BadInput(f"together is on, but {job.policy.name} applies gradients of several versions")
-            if in_rounds and wanted and not job.learning.delay_compensation and may_go_together(bench):
+            rounds = in_rounds and self.workers > 1  # a round of one batch is no bigger than the batch
+            if rounds and wanted and not job.learning.delay_compensation and may_go_together(bench):
                 self._strategy = TogetherBehind(bench, job.policy)
             else:
-                self._strategy = Kept(bench, job.policy, half=arithmetic == HALF)
+                self._strategy = self._kept_apart(bench, job.policy, half=arithmetic == HALF)
             return
         self._strategy = Together(bench) if wanted and may_go_together(bench) else Summed(bench)
+
+    def _kept_apart(self, bench: Bench, policy: Policy, half: bool) -> Strategy:
+        recording = recorded(bench) if self.device.type == "cuda" and self.graphs and not half else None
+        return Kept(bench, policy, half) if recording is None else Replayed(bench, policy, recording)
 
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
         return _NOTHING_LEARNED if self._strategy is None else self._strategy.apply(tickets, weights)
@@ -67,6 +75,7 @@ class InProcessEngine(Engine):
     def evaluate(self) -> dict[str, float]:
         if self._bench is None:
             return {}
+        self._bench.buffers.settle()
         with self._bench.learner.evaluation() as model:
             version = self._bench.learner.version
             measures = self._bench.task.evaluate(model, derive(self._bench.seed, "evaluate", version))
@@ -74,10 +83,16 @@ class InProcessEngine(Engine):
         return measures
 
     def parameters(self) -> dict[str, Tensor]:
-        return {} if self._bench is None else self._bench.learner.state_dict()
+        if self._bench is None:
+            return {}
+        self._bench.buffers.settle()
+        return self._bench.learner.state_dict()
 
     def averaged_parameters(self) -> dict[str, Tensor] | None:
-        return None if self._bench is None else self._bench.learner.average_dict()
+        if self._bench is None:
+            return None
+        self._bench.buffers.settle()
+        return self._bench.learner.average_dict()
 
     def parameter_bytes(self) -> int:
         return (self.model_bytes or 0) if self._bench is None else self._bench.learner.nbytes

@@ -22,12 +22,15 @@ from quorate.policies import Policy
 HALF = "kept-bf16"
 
 
-class _Gradient(NamedTuple):
-    grads: list[Tensor | None]
+class Gradient(NamedTuple):
+    """What a ticket's computation gave."""
+
+    grads: Sequence[Tensor | None]
     loss: float
     read_buffers: list[Tensor]  # before its forward pass
     buffers: list[Tensor]  # and after
     read: Flat | None  # the parameters it was computed at, where delay compensation wants them
+    norm: float | None = None  # of all of it, where that is known
 
 
 class _Version(NamedTuple):
@@ -52,7 +55,7 @@ class Kept(Strategy):
         self._history = policy.history
         self._early = finds_nan_early(policy)
         self._compensation = self.learner.learning.delay_compensation or 0.0
-        self._gradients: dict[int, _Gradient | None] = {}  # None: not finite
+        self._gradients: dict[int, Gradient | None] = {}  # None: not finite
         self._old: dict[int, _Version] = {}  # the last `history` versions before the newest
         self._read: WeakValueDictionary[int, Flat] = WeakValueDictionary()  # versions that gradients refer to
 
@@ -70,7 +73,7 @@ class Kept(Strategy):
 
     # ------------------------------------------------------------ computing
 
-    def _compute(self, ticket: Ticket) -> _Gradient | None:
+    def _compute(self, ticket: Ticket) -> Gradient | None:
         learner, buffers = self.learner, self.bench.buffers
         with self._reading(ticket.version) as read_buffers:
             loss = self.bench.backward([ticket.batch]).item()
@@ -83,7 +86,7 @@ class Kept(Strategy):
         if not math.isfinite(loss) or (self._early and not all_finite(there)):
             return None
         read = self._snapshot(ticket.version) if self._compensation else None
-        return _Gradient(grads, loss, read_buffers, after, read)
+        return Gradient(grads, loss, read_buffers, after, read)
 
     @contextmanager
     def _reading(self, version: int) -> Iterator[list[Tensor]]:
@@ -133,7 +136,7 @@ class Kept(Strategy):
         return self._step(tickets, gradients, shares)._replace(norms=norms)
 
     def _average(
-        self, tickets: Sequence[Ticket], gradients: Sequence[_Gradient], weights: tuple[float, ...] | None
+        self, tickets: Sequence[Ticket], gradients: Sequence[Gradient], weights: tuple[float, ...] | None
     ) -> list[float]:
         """Put the weighted mean into `.grad`; gives the share of each arrival."""
         scales, total = mean_scales(tickets, weights)
@@ -144,7 +147,7 @@ class Kept(Strategy):
         return shares_of(tickets)
 
     def _leave_out(
-        self, tickets: tuple[Ticket, ...], gradients: list[_Gradient], weights: tuple[float, ...] | None
+        self, tickets: tuple[Ticket, ...], gradients: list[Gradient], weights: tuple[float, ...] | None
     ) -> Outcome:
         """Some gradient is not finite, or their sum overflows: apply those that are, if any."""
         kept = [
@@ -163,7 +166,7 @@ class Kept(Strategy):
         self.learner.skip()
         return Outcome(None, None, tickets)
 
-    def _step(self, tickets: Sequence[Ticket], gradients: Sequence[_Gradient], shares: list[float]) -> Outcome:
+    def _step(self, tickets: Sequence[Ticket], gradients: Sequence[Gradient], shares: list[float]) -> Outcome:
         learner = self.learner
         norm = learner.norm_for_clipping()
         read = [
@@ -186,7 +189,7 @@ class Kept(Strategy):
         flat.buffer.copy_(self.learner.flat.buffer)
         self._old[version] = _Version(flat, self.bench.buffers.newest())
 
-    def _compensate(self, ticket: Ticket, gradient: _Gradient) -> None:
+    def _compensate(self, ticket: Ticket, gradient: Gradient) -> None:
         """DC-ASGD: g + λ·g⊙g⊙(w − w_read), a first-order guess of the gradient at the newest version."""
         if ticket.version == self.learner.version:
             return

@@ -23,6 +23,8 @@ from quorate.noise import EVERY, Norms, is_measured
 
 #: One batch apart may take a device as long as the whole round, so norms are taken less often here.
 _MEASURE_EVERY = 16 * EVERY
+#: Up to so many, a call of BatchNorm each costs less than moving all of them about.
+_FEW_GROUPS = 4
 
 
 class Together(Strategy):
@@ -160,7 +162,9 @@ def _grouped_batch_norm(norm: _BatchNorm, groups: int, x: Tensor) -> Tensor:
         if norm.momentum is None:
             factor = 1.0 / float(norm.num_batches_tracked)
     channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    normalise = _group_by_group if channels_last else _groups_as_channels
+    normalise = _groups_as_channels
+    if channels_last:
+        normalise = _group_by_group if groups <= _FEW_GROUPS else _by_formula
     y = normalise(norm, groups, x, means, variances, norm.training or not tracked, factor)
     if tracked and norm.training:
         assert means is not None and variances is not None
@@ -186,6 +190,32 @@ def _groups_as_channels(
         norm.eps,
     )
     return y.reshape(batch, groups, channels, *rest).transpose(0, 1).reshape(x.shape)
+
+
+def _by_formula(
+    norm: _BatchNorm, groups: int, x: Tensor, means: Tensor | None, variances: Tensor | None, own: bool, factor: float
+) -> Tensor:
+    """All groups at once where channels lie innermost: a few passes over memory, however many groups there are."""
+    n, channels, height, width = x.shape
+    table = x.permute(0, 2, 3, 1).reshape(groups, -1, channels)  # as it lies
+    if own:
+        variance, mean = torch.var_mean(table, dim=1, correction=0)
+        if means is not None and variances is not None:
+            count = table.shape[1]
+            with torch.no_grad():
+                means.lerp_(mean.float(), factor)
+                variances.lerp_(variance.float() * (count / max(1, count - 1)), factor)
+    else:
+        assert means is not None and variances is not None
+        variance, mean = variances, means
+    scale = (variance + norm.eps).rsqrt()
+    if norm.affine:
+        scale = scale * norm.weight
+    shift = -mean * scale
+    if norm.affine:
+        shift = shift + norm.bias
+    y = torch.addcmul(shift[:, None], table, scale[:, None]).to(x.dtype)
+    return y.view(n, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _group_by_group(

@@ -31,6 +31,8 @@ class Simulated(InProcessEngine):
     faults: when workers leave and come back, as a script or its text form.
     device: where gradients are computed, e.g. "cpu" or "cuda".
     together: compute a synchronous round as one big batch. None: on a GPU yes, on a CPU no.
+    graphs: on a GPU, where gradients are computed one by one, record the calls of one as a CUDA graph. It is tried out
+        first; switch it off for a loss that depends on something in Python that a try does not show.
     model_bytes: size of a version and of a gradient, where no gradients are computed.
     """
 
@@ -45,6 +47,7 @@ class Simulated(InProcessEngine):
         faults: Faults | str | None = None,
         device: str | torch.device = "cpu",
         together: bool | None = None,
+        graphs: bool = True,
         model_bytes: int | None = None,
     ) -> None:
         check_at_least("workers", workers, 1)
@@ -53,7 +56,7 @@ class Simulated(InProcessEngine):
         self.latency = parse_latency(latency) if isinstance(latency, str) else latency
         self.network = parse_network(network) if isinstance(network, str) else network
         self.faults = parse_faults(faults) if isinstance(faults, str) else faults
-        self.together = together
+        self.together, self.graphs = together, graphs
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -39,6 +39,9 @@ CIFAR10 = Archive(
 MEANS = (0.4914, 0.4822, 0.4465)
 DEVIATIONS = (0.2470, 0.2435, 0.2616)
 
+#: What a task is told of its data.
+Data = str | Path | tuple[TensorDataset, TensorDataset] | None
+
 PRECISIONS = ("float32", "tf32", "bfloat16")
 NETS: dict[str, Callable[[], nn.Module]] = {"alexnet": alexnet, "googlenet": partial(googlenet, batch_norm=True)}
 
@@ -74,7 +77,8 @@ class Cifar10(Task):
     """One of two nets on CIFAR-10; test accuracy and test loss are its measures.
 
     net: "alexnet" (2.1M parameters, most in dense layers) or "googlenet" (1.7M in 50 layers, with BatchNorm).
-    data: the folder of data (None: the variable QUORATE_DATA, then the user's cache; fetched where it is missing).
+    data: the folder of data (None: the variable QUORATE_DATA, then the user's cache; fetched where it is missing), or
+        the training and the test data themselves, as `load_cifar10` gives them.
     lr, momentum, weight_decay: of SGD with Nesterov's momentum. The learning rate is the highest of the schedule.
     updates: the length of the training, over which the learning rate rises for the first `warm_up_share` and falls
         to nothing along a cosine; None: it stays as it is.
@@ -88,7 +92,7 @@ class Cifar10(Task):
     def __init__(
         self,
         net: str = "alexnet",
-        data: str | Path | None = None,
+        data: Data = None,
         *,
         lr: float = 0.05,
         momentum: float = 0.9,
@@ -111,7 +115,7 @@ class Cifar10(Task):
         self.net, self.augment, self.precision = net, augment, precision
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self.updates, self.warm_up_share = updates, warm_up_share
-        train, test = load_cifar10(data)
+        train, test = data if isinstance(data, tuple) else load_cifar10(data)
         self._train = _first(train, train_samples, "train_samples")
         self._test = _first(test, test_samples, "test_samples")
 

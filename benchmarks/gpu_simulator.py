@@ -1,0 +1,92 @@
+"""python -m benchmarks.gpu_simulator [--updates N]: how much of a cluster a GPU simulates a minute.
+
+The Inception net of experiments/inception and a smaller one, on made-up pictures: async and synchronous, with recorded
+gradients (CUDA graphs) and without. Prints, for each, gradients a second, and simulated worker-hours a device-minute.
+Also whether recording changes the parameters: it must not, by a single bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from experiments.common.made_up import pictures
+
+import quorate
+from quorate.learner import digest
+from quorate.tasks.cifar10 import Cifar10
+from quorate.tasks.inception import Cifar10Inception
+
+_BATCH = 16
+
+
+def run(task: quorate.Task, policy: quorate.Policy, workers: int, updates: int, recorded: bool) -> tuple[str, str]:
+    """One run: a line of figures, and the digest of its parameters."""
+    seen: list[tuple[float, float]] = []
+
+    class Clock(quorate.Recorder):
+        """When the first and the last evaluation began, so that setting up does not count."""
+
+        def evaluated(self, at: float, version: int, measures: dict[str, float]) -> None:
+            seen.append((time.monotonic(), at))
+
+    began = time.monotonic()
+    result = quorate.train(
+        task,
+        policy,
+        quorate.Simulated(workers, "chen2016", device="cuda", graphs=recorded),
+        updates=updates,
+        batch_size=_BATCH,
+        evaluate_every=max(1, updates // 2),
+        learning=quorate.Learning(ema=0.999, clip_norm=5.0 if isinstance(policy, quorate.Async) else None),
+        recorders=(Clock(),),
+    )
+    whole_s = time.monotonic() - began
+    gradients = (updates - updates // 2) * policy.begin(workers).per_update
+    took_s = seen[-1][0] - seen[-2][0]
+    hours = workers * (seen[-1][1] - seen[-2][1]) / 3600
+    line = (
+        f"{gradients / took_s:9.0f} gradients/s  {1e3 * took_s / (updates - updates // 2):8.2f} ms an update  "
+        f"{60 * hours / took_s:8.1f} worker-hours a minute  (whole run {whole_s:.1f} s)"
+    )
+    return line, digest(result.parameters)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--updates", type=int, default=600)
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("error: this measures a GPU, and torch sees none here", file=sys.stderr)
+        return 2
+    data = pictures(50_000), pictures(1000, seed=8)
+    tasks: dict[str, Callable[[], quorate.Task]] = {
+        "inception": lambda: Cifar10Inception(data, lr=0.002, samples_per_update=_BATCH, precision="tf32"),
+        "alexnet": lambda: Cifar10("alexnet", data, lr=0.002, precision="tf32"),
+    }
+    policies: list[tuple[quorate.Policy, int, int]] = [
+        (quorate.Async(), 106, given.updates),
+        (quorate.Delayed(20), 1, given.updates),
+        (quorate.SoftSync(4), 16, given.updates // 4),
+        (quorate.BackupSync(100, 6), 106, given.updates // 30),
+    ]
+    failed = 0
+    for name, make in tasks.items():
+        for policy, workers, updates in policies:
+            digests = set()
+            for recorded in (True, False, True):
+                line, bits = run(make(), policy, workers, updates, recorded)
+                digests.add(bits)
+                how = "recorded" if recorded else "call by call"
+                print(f"{name:10} {policy.name:9} {workers:4} workers {how:13} {line}", flush=True)
+            if len(digests) > 1:
+                failed = 1
+                print(f"{name:10} {policy.name:9} the parameters DIFFER")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

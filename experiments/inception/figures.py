@@ -1,0 +1,148 @@
+"""Curves and tables of the study, from its table of curves alone."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from experiments.common.curves import Point, first_reaching
+from experiments.common.drawing import figure_in
+from experiments.common.spread import Spread, markdown, spread_of
+from experiments.common.trials import Found
+from experiments.inception.settings import FULL, Trial, configurations, final_accuracy
+from quorate.errors import BadInput
+
+#: Test precision@1 and hours of Inception v3 on ImageNet (Chen et al. 2016, table of figure 8).
+PUBLISHED = {
+    "sync 50+3": (0.7835, 60.2),
+    "sync 100+6": (0.7842, 32.2),
+    "sync 200+12": (0.7813, 22.2),
+    "async 53": (0.7788, 57.5),
+    "async 106": (0.7786, 38.3),
+    "async 212": (0.7752, 40.6),
+}
+_COLOURS = {53: "#0072B2", 106: "#D55E00", 212: "#009E73"}
+
+Curves = dict[str, list[tuple[Trial, list[Point]]]]
+
+
+def draw_all(folder: Path, found: Found[Trial, Point]) -> list[Path]:
+    """The figures and the summary; gives the files."""
+    finals = _finals(found)
+    if not finals:
+        raise BadInput(f"there are no finished trainings in {str(folder)!r}; run the study first")
+    _draw_curves(folder / "curves.png", finals)
+    _draw_tuning(folder / "tuning.png", found)
+    summary = folder / "summary.md"
+    summary.write_text("\n".join([_table(finals), _targets(finals), _rates(found)]))
+    return [folder / "curves.png", folder / "tuning.png", summary]
+
+
+def _finals(found: Found[Trial, Point]) -> Curves:
+    """By configuration, the trainings at its chosen rate: that with the most seeds, the best where several have."""
+    by_name: dict[str, dict[float, list[tuple[Trial, list[Point]]]]] = {}
+    for trial, points in found.items():
+        if not trial.is_tuning:
+            by_name.setdefault(trial.name, {}).setdefault(trial.lr, []).append((trial, points))
+    chosen: Curves = {}
+    for one in configurations():
+        rates = by_name.get(one.name, {})
+        if rates:
+            tuned = _tuned_rate(one, found)
+            chosen[one.name] = rates[tuned] if tuned in rates else next(iter(rates.values()))
+    return chosen
+
+
+def _tuned_rate(one: Trial, found: Found[Trial, Point]) -> float | None:
+    tuning = {trial: points for trial, points in found.items() if trial.is_tuning and trial.name == one.name}
+    return max(tuning, key=lambda trial: final_accuracy(tuning[trial])).lr if tuning else None
+
+
+def _hours(points: list[Point]) -> float:
+    return points[-1].seconds / 3600
+
+
+def _accuracy(trainings: list[tuple[Trial, list[Point]]]) -> Spread:
+    return spread_of([final_accuracy(points) for _, points in trainings])
+
+
+def _table(finals: Curves) -> str:
+    rows = []
+    for name, trainings in finals.items():
+        precision, hours = PUBLISHED[name]
+        ours = spread_of([_hours(points) for _, points in trainings])
+        rows.append(
+            (
+                name,
+                f"{100 * precision:.2f}",
+                f"{hours:.1f}",
+                f"{trainings[0][0].lr:g}",
+                _accuracy(trainings).text(2, 100),
+                ours.text(3),
+                trainings[0][1][-1].update,
+                len(trainings),
+            )
+        )
+    header = ("workers", "paper: precision", "paper: hours", "ours: rate", "accuracy", "hours", "updates", "seeds")
+    return markdown(header, rows)
+
+
+def _targets(finals: Curves) -> str:
+    """Hours to accuracies that several reach: the lowest final one, and some below."""
+    lowest = min(_accuracy(trainings).mean for trainings in finals.values())
+    targets = sorted({round(lowest * share, 3) for share in (0.9, 0.95, 0.99)})
+    rows = []
+    for name, trainings in finals.items():
+        cells = []
+        for target in targets:
+            reached = [first_reaching(points, target) for _, points in trainings]
+            hours = [point.seconds / 3600 for point in reached if point is not None]
+            cells.append(spread_of(hours).text(3) if len(hours) == len(trainings) else "never")
+        rows.append((name, *cells))
+    return markdown(("hours to accuracy", *(f"{100 * target:.1f}" for target in targets)), rows)
+
+
+def _rates(found: Found[Trial, Point]) -> str:
+    """The paper's second table: the initial rate of 100+6."""
+    by_rate: dict[float, list[list[Point]]] = {}
+    for trial, points in found.items():
+        if trial.name == "sync 100+6" and not trial.is_tuning:
+            by_rate.setdefault(trial.lr, []).append(points)
+    rows = [
+        (f"{rate:g}", spread_of([final_accuracy(points) for points in some]).text(2, 100), len(some))
+        for rate, some in sorted(by_rate.items())
+    ]
+    return markdown(("100+6, initial rate", "accuracy", "seeds"), rows)
+
+
+def _draw_curves(file: Path, finals: Curves) -> None:
+    with figure_in(file, 1, 2, (9.0, 3.8)) as (over_hours, over_epochs):
+        for name, trainings in finals.items():
+            trial = trainings[0][0]
+            looks = {"color": _COLOURS[trial.workers], "ls": "-" if trial.method == "sync" else "--", "lw": 1.4}
+            curves = [points for _, points in trainings]
+            count = min(len(points) for points in curves)
+            accuracy = [100 * statistics.fmean(points[at].measure for points in curves) for at in range(count)]
+            hours = [statistics.fmean(points[at].seconds for points in curves) / 3600 for at in range(count)]
+            epochs = [points.samples / FULL.train_samples for points in curves[0][:count]]
+            over_hours.plot(hours, accuracy, label=name, **looks)
+            over_epochs.plot(epochs, accuracy, label=name, **looks)
+        over_hours.set(xscale="log", xlabel="hours of virtual time", ylabel="test accuracy, %")
+        over_epochs.set(xlabel="epochs of samples applied")
+        over_epochs.legend(frameon=False, fontsize=8)
+
+
+def _draw_tuning(file: Path, found: Found[Trial, Point]) -> None:
+    with figure_in(file, size=(5.6, 3.6)) as axes:
+        for one in configurations():
+            tried = sorted(
+                (trial.lr, final_accuracy(points))
+                for trial, points in found.items()
+                if trial.is_tuning and trial.name == one.name
+            )
+            if tried:
+                ls = "-o" if one.method == "sync" else "--s"
+                colour = _COLOURS[one.workers]
+                axes.plot(*zip(*tried, strict=True), ls, color=colour, ms=4, lw=1.2, label=one.name)
+        axes.set(xscale="log", xlabel="initial learning rate", ylabel="test accuracy after the short training")
+        axes.legend(frameon=False, fontsize=8)
