@@ -31,9 +31,12 @@ NAMES = (
     "stragglers",
     "communication",
     "pixelcnn",
+    "contest",
     "language",
     "reinforcement",
+    "frontier",
     "delay",
+    "rate",
 )
 #: Quick ones are small enough to run two at a time.
 _QUICK_AT_A_TIME = 2

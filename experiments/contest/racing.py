@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
+from experiments.common.perceptron import Perceptron
 from experiments.common.to_target import Finish, Goal, cluster, race, tuned_races
 from experiments.contest.settings import (
     BATCH,
@@ -16,17 +16,9 @@ from experiments.contest.settings import (
     Trial,
     first_rates,
 )
-from quorate.tasks.digits import Digits
 
 GOAL = Goal("accuracy", 0.95)
 QUICK_BUDGET_S = 6.0
-
-
-class Perceptron(Digits):
-    """The ready digits with one hidden layer: a gradient costs a quarter of the convolutional net's."""
-
-    def model(self) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 def run(trial: Trial, quick: bool = False) -> list[Finish]:

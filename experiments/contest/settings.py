@@ -72,8 +72,8 @@ BY_NAME = {method.name: method for method in METHODS}
 QUICK_METHODS = ("full sync", "backups 25 %", "async")
 
 #: In factors of 2, as many for each; the search goes on beyond an edge that is best.
-RATES_FRESH = (0.1, 0.2, 0.4, 0.8)
-RATES_STALE = (0.00125, 0.0025, 0.005, 0.01)
+RATES_FRESH = (0.2, 0.4, 0.8)
+RATES_STALE = (0.0025, 0.005, 0.01)
 MOST_RATES = 6
 
 

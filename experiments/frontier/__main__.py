@@ -13,6 +13,7 @@ from experiments.common.to_target import Finish, finals
 from experiments.common.trials import Table, run_trials
 from experiments.frontier.racing import run
 from experiments.frontier.settings import Trial, all_trials, quick_trials
+from quorate.errors import BadInput
 
 RACES = "races.csv"
 
@@ -20,7 +21,7 @@ RACES = "races.csv"
 class Frontier(Experiment):
     name = "frontier"
     what = "A map over tail weight, lasting unevenness and noise: which policy reaches the target first, by how much."
-    takes = "CPU"
+    takes = "CPU, about 12 minutes of one core"
 
     def run(self, options: Options) -> bool:
         trials = quick_trials() if options.quick else all_trials()
@@ -36,7 +37,10 @@ class Frontier(Experiment):
     def figures(self, folder: Path) -> list[Path]:
         from experiments.frontier.figures import draw_all
 
-        return draw_all(folder, Table(folder / RACES, Trial, Finish).read())
+        found = Table(folder / RACES, Trial, Finish).read()
+        if not found:
+            raise BadInput(f"there are no races in {str(folder)!r} to draw; run the experiment first")
+        return draw_all(folder, found)
 
 
 def _tell(trial: Trial, rows: Sequence[Finish]) -> None:

@@ -8,9 +8,9 @@ import torch
 
 import quorate
 from experiments.common.bowl import TARGET, Bowl, expected_updates, noise_of
+from experiments.common.perceptron import Perceptron
 from experiments.common.to_target import Finish, Goal, cluster, race, tuned_races
 from experiments.frontier.settings import FIRST_SHARES, MOST_RATES, SEEDS, WORKERS, Trial, latency_text
-from quorate.tasks.digits import Digits
 
 BOWL_GOAL = Goal("excess", TARGET, rising=False)
 DIGITS_GOAL = Goal("accuracy", 0.95)
@@ -58,7 +58,7 @@ def run(trial: Trial, quick: bool = False) -> list[Finish]:
                 Bowl(lr, noise), policy, engine, BOWL_GOAL, lr, updates=updates, evaluate_every=every, seed=seed
             )
         return race(
-            Digits(lr, momentum=0.0),
+            Perceptron(lr, momentum=0.0),
             policy,
             engine,
             DIGITS_GOAL,

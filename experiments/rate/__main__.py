@@ -12,6 +12,7 @@ from experiments.common.command import Experiment, Options, main
 from experiments.common.trials import Table, run_trials
 from experiments.rate.racing import Arrival, Run, run, timed
 from experiments.rate.settings import Timed, Trial, all_timed, all_trials, quick_timed, quick_trials
+from quorate.errors import BadInput
 
 RACES, ARRIVALS = "races.csv", "arrivals.csv"
 
@@ -19,7 +20,7 @@ RACES, ARRIVALS = "races.csv", "arrivals.csv"
 class Rate(Experiment):
     name = "rate"
     what = "Updates to a target over a grid of quorums and backups, beside theory; how many backups pay as N grows."
-    takes = "CPU"
+    takes = "CPU, about 4 minutes of one core"
 
     def run(self, options: Options) -> bool:
         until = time.monotonic() + options.limit_s
@@ -49,7 +50,10 @@ class Rate(Experiment):
         from experiments.rate.figures import draw_all
 
         arrivals = Table(folder / ARRIVALS, Timed, Arrival).read()
-        return draw_all(folder, Table(folder / RACES, Trial, Run).read(), arrivals)
+        found = Table(folder / RACES, Trial, Run).read()
+        if not found or not arrivals:
+            raise BadInput(f"there are no races in {str(folder)!r} to draw; run the experiment first")
+        return draw_all(folder, found, arrivals)
 
 
 def _tell(trial: Trial, rows: Sequence[Run]) -> None:

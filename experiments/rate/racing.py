@@ -8,6 +8,7 @@ import torch
 
 import quorate
 from experiments.common.bowl import TARGET, Bowl, expected_updates, noise_of
+from experiments.common.perceptron import Perceptron
 from experiments.common.to_target import TUNING_SEED, Finish, Goal, cluster, race, tuned_races
 from experiments.rate.settings import (
     DIGITS_RATES,
@@ -18,7 +19,6 @@ from experiments.rate.settings import (
     Timed,
     Trial,
 )
-from quorate.tasks.digits import Digits
 
 BOWL_GOAL = Goal("excess", TARGET, rising=False)
 #: A loss falls more smoothly than an accuracy rises, so updates to it are less a matter of luck.
@@ -74,14 +74,23 @@ def _one(trial: Trial, backups: int, lr: float, seed: int) -> Finish:
     if trial.task == "bowl":
         noise = noise_of(trial.noise)
         updates = round(PATIENCE * expected_updates(trial.quorum, noise))
-        return race(Bowl(lr, noise), policy, engine, BOWL_GOAL, lr, updates=updates, evaluate_every=1, seed=seed)
+        return race(
+            Bowl(lr, noise),
+            policy,
+            engine,
+            BOWL_GOAL,
+            lr,
+            updates=updates,
+            evaluate_every=max(1, updates // 400),
+            seed=seed,
+        )
     return race(
-        Digits(lr, momentum=0.0),
+        Perceptron(lr, momentum=0.0),
         policy,
         engine,
         DIGITS_GOAL,
         lr,
-        updates=_DIGITS_UPDATES // min(4, trial.quorum),
+        updates=_DIGITS_UPDATES // min(8, trial.quorum),
         evaluate_every=max(1, 16 // trial.quorum),
         batch_size=DIGITS_BATCH,
         seed=seed,
