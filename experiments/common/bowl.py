@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-CURVATURES, STEEPEST_TO_FLATTEST, COPIES = 8, 50.0, 32
+CURVATURES, STEEPEST_TO_FLATTEST, COPIES = 8, 50.0, 128
 SAMPLES = 8192
 #: The measure is F as a share of what it was at the start; this is what is to be reached.
 TARGET = 0.01

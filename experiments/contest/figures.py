@@ -10,7 +10,7 @@ from experiments.common.drawing import COLOURS, figure_in
 from experiments.common.spread import Spread, markdown, spread_of
 from experiments.common.to_target import TUNING_SEED, Finish, finals
 from experiments.common.trials import Found
-from experiments.contest.settings import BUDGET_S, BY_NAME, LATENCIES, Trial
+from experiments.contest.settings import BUDGET_S, BY_NAME, LATENCIES, TARGET, Trial
 
 Races = Found[Trial, Finish]
 
@@ -62,7 +62,7 @@ def _draw_contest(file: Path, found: Races) -> None:
             axes.set_xlim(0, BUDGET_S * 1.08)
             axes.set_title(f"{machines} machines, {latency}", loc="left", fontsize=9.5)
             if place // columns == len(sizes) - 1:
-                axes.set_xlabel("virtual seconds to 95 %")
+                axes.set_xlabel(f"virtual seconds to {TARGET:.0%}")
 
 
 def _flat(made: Any) -> list[Any]:
@@ -108,7 +108,7 @@ def _draw_tuning(file: Path, found: Races) -> None:
             axes.set_ylim(0, 1.06 * BUDGET_S)
             axes.set_xlabel("learning rate")
             axes.set_title(f"{machines} machines, {latency}", loc="left", fontsize=9.5)
-        panels[0].set_ylabel("virtual seconds to 95 %, tuning seed (top: never)")
+        panels[0].set_ylabel(f"virtual seconds to {TARGET:.0%}, tuning seed (top: never)")
         panels[-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
@@ -129,7 +129,7 @@ def _summary(found: Races) -> str:
             [
                 "method",
                 "rate",
-                "seconds to 95 %",
+                f"seconds to {TARGET:.0%}",
                 "updates",
                 "1000 samples",
                 "final accuracy, %",
