@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
-from experiments.common.drawing import band, figure_in
+from experiments.common.drawing import figure_in
 from experiments.communication.choosing import Found, bought, by_backups, quorum_of
 from experiments.communication.layouts import ALL_REDUCE, FREE, LAYOUTS
-from experiments.communication.study import MEASURED, WORLDS
+from experiments.communication.study import MEASURED, WORLDS, Cost
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 COLOURS = {
     FREE: "#7F7F7F",
@@ -19,39 +25,44 @@ COLOURS = {
 
 
 def draw_costs(file: Path, found: Found) -> None:
-    """Seconds, bytes and seconds in vain by backups, in the measured world."""
+    """Seconds, bytes and seconds in vain by backups, in the measured world: means; intervals are in the table."""
     quorum = quorum_of(found)
-    with figure_in(file, 1, 3, (11.0, 3.6)) as (seconds, wasted_bytes, wasted_s):
-        for layout in LAYOUTS:
+    with figure_in(file, 1, 3, (11.0, 3.8)) as (seconds, wasted_bytes, wasted_s):
+        for layout, colour in COLOURS.items():
             for late, looks in (("cancel", "-"), ("finish", ":")):
                 costs = by_backups(found, MEASURED, layout, late, quorum)
                 if not costs:
                     continue
-                seeds = range(len(costs[0]))
                 name = f"{layout} (formula)" if layout == ALL_REDUCE else layout
-                label = name if late == "cancel" else "_hidden"
-                curves = [
-                    [(float(b), costs[b][seed].seconds / costs[0][seed].seconds) for b in costs] for seed in seeds
-                ]
-                band(seconds, curves, COLOURS[layout], label, ls=looks)
-                curves = [
-                    [(float(b), 100 * costs[b][seed].bytes_wasted / costs[b][seed].bytes_sent) for b in costs]
-                    for seed in seeds
-                ]
-                if layout != FREE:  # the same bytes as with a server
-                    band(wasted_bytes, curves, COLOURS[layout], label, ls=looks)
-                curves = [
-                    [(float(b), 100 * costs[b][seed].wasted_s / costs[b][seed].busy_s) for b in costs] for seed in seeds
-                ]
+
+                def draw(
+                    axes: Axes,
+                    value: Callable[[Cost], float],
+                    label: str,
+                    costs: dict[int, list[Cost]] = costs,
+                    looks: tuple[str, str] = (colour, looks),
+                ) -> None:
+                    means = [fmean(value(cost) for cost in seeds) for seeds in costs.values()]
+                    shown = label if looks[1] == "-" else None
+                    axes.plot(list(costs), means, color=looks[0], ls=looks[1], label=shown, marker="o", ms=3)
+
+                draw(seconds, lambda cost: cost.seconds, name)
+                if layout in (ALL_REDUCE, "10 shards"):  # the same bytes with one server as with many
+                    servers = layout != ALL_REDUCE
+                    draw(
+                        wasted_bytes,
+                        lambda cost: 100 * cost.bytes_wasted / cost.bytes_sent,
+                        "servers" if servers else name,
+                    )
                 if layout != ALL_REDUCE:  # the same computing as with a free network
-                    band(wasted_s, curves, COLOURS[layout], label, ls=looks)
-        seconds.set(ylabel="seconds of an update over those of b = 0", ylim=(0, None))
+                    draw(wasted_s, lambda cost: 100 * cost.wasted_s / cost.busy_s, name)
+        seconds.set(ylabel="virtual seconds of an update", ylim=(0, None))
         wasted_bytes.set(ylabel="bytes in vain, %", ylim=(0, None))
         wasted_s.set(ylabel="worker seconds in vain, %", ylim=(0, None))
         for axes in (seconds, wasted_bytes, wasted_s):
             axes.set(xlabel=f"backups beside a quorum of {quorum}")
-        seconds.legend(frameon=False, fontsize=8, loc="lower right")
-        seconds.set_title("late work: lines cancelled, dots finished", fontsize=9)
+            axes.legend(frameon=False, fontsize=8, loc="center right" if axes is seconds else "upper left")
+        wasted_bytes.set_title("late work: lines cancelled, dots finished", fontsize=9)
 
 
 def draw_bought(file: Path, found: Found) -> None:

@@ -59,7 +59,8 @@ def draw_depth(file: Path, depths: DepthsFound) -> None:
             _draw_published(axes, with_range=axes is spreads)
             axes.set(xlabel="layer of 18 (18: next to the loss)", ylim=(0, 65 if axes is spreads else 45))
             axes.set_xticks([1, 6, 12, 18])
-            axes.legend(frameon=False, fontsize=7.5, loc="upper right" if axes is spreads else "lower left")
+            where = "upper right" if axes is spreads else "lower left"
+            axes.legend(frameon=True, facecolor="white", edgecolor="none", framealpha=0.85, fontsize=7.5, loc=where)
         for axes in (modes, transits):
             axes.set_ylabel("staleness in updates")
 

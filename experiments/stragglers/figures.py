@@ -89,13 +89,14 @@ def draw_choice(file: Path, found: Found) -> None:
 def draw_tails(file: Path, found: Found) -> None:
     """Time to a target over that of all machines, by backups: tails, and what is none."""
     machines = max(trial.machines for trial in found)
-    with figure_in(file, 1, 2, (9.4, 4.0)) as (left, right):
+    with figure_in(file, 1, 2, (9.4, 4.6)) as (left, right):
         for axes, worlds, title in ((left, TAILS, "tails"), (right, NO_TAILS, "slowness that is no tail")):
             for world, colour in worlds.items():
                 _draw_world(axes, found, world, colour)
             axes.axhline(1.0, color="#999999", lw=0.8, ls=(0, (4, 3)))
-            axes.set(xlabel=f"backups b of {machines} machines", title=title, xlim=(0, 0.2 * machines), ylim=(0, None))
-            axes.legend(frameon=False, fontsize=7.5, loc="lower left", ncols=2)
+            axes.set(xlabel=f"backups b of {machines} machines", title=title, xlim=(0, 0.2 * machines), ylim=(0, 1.3))
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
         left.set_ylabel("time to a target over that of b = 0")
         right.annotate(
             "lines: late work is cancelled, dots: it finishes", (0.02, 0.96), xycoords="axes fraction", fontsize=8
@@ -107,7 +108,9 @@ def _draw_world(axes: Axes, found: Found, world: str, colour: str) -> None:
         curves = []
         for seconds in by_seed(found, world, late).values():
             relative = time_to_target(seconds)
-            curves.append(sorted((float(max(relative) - quorum), value) for quorum, value in relative.items()))
+            most = max(relative)
+            shown = {quorum: value for quorum, value in relative.items() if quorum >= 0.8 * most}
+            curves.append(sorted((float(most - quorum), value) for quorum, value in shown.items()))
         if curves:
             band(axes, curves, colour, name or "_hidden", ls=looks)
 

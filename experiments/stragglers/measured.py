@@ -39,7 +39,7 @@ while True:
 DELAYS = {
     "none but the cores": "constant:0.06",
     "exponential": "shifted-exp:0.04,0.02",
-    "pauses": "pause:0.05,0.04,10",
+    "pauses": "pause:0.03,0.04,10",
 }
 
 
@@ -78,10 +78,10 @@ class Setting:
     """How much is run."""
 
     workers: int = 12
-    rounds: int = 150
-    repeats: int = 5
+    rounds: int = 70
+    repeats: int = 3
     neighbours: tuple[int, ...] = (0, 4)
-    backups: tuple[int, ...] = (0, 1, 2, 3)
+    backups: tuple[int, ...] = (0, 1, 2)
     delays: tuple[str, ...] = tuple(DELAYS)
 
 
