@@ -37,14 +37,17 @@ class Wide(Toy):
 
 
 def test_a_cancelled_worker_stops_long_before_its_step_is_over(tmp_path: Path) -> None:
-    task = Wide()
-    quorate.train(
-        task, quorate.BackupSync(2, 2), quorate.Local(4), epochs=12, out=tmp_path / "run", evaluate_every=10_000
-    )
-    trace = list(quorate.read_trace(tmp_path / "run"))
-    noticed = [record["cancel_s"] for record in trace if record["event"] == "abandon"]
-    steps = [record["compute_s"] for record in trace if record["event"] == "arrive"]
-    assert len(noticed) >= 10 and len(steps) >= 40
+    noticed: list[float] = []
+    steps: list[float] = []
+    for attempt in range(5):  # how often one is amid its step when the others are done is up to the machine
+        out = tmp_path / str(attempt)
+        quorate.train(Wide(), quorate.BackupSync(2, 2), quorate.Local(4), epochs=3, out=out, evaluate_every=10_000)
+        trace = list(quorate.read_trace(out))
+        noticed += [record["cancel_s"] for record in trace if record["event"] == "abandon"]
+        steps += [record["compute_s"] for record in trace if record["event"] == "arrive"]
+        if len(noticed) >= 10:
+            break
+    assert len(noticed) >= 10 and len(steps) >= 20
     assert median(noticed) < median(steps) / 2
 
 

@@ -78,7 +78,7 @@ def test_unknown_noise_is_said() -> None:
     assert "noise-dominated" in plan(latency="constant:1", machines=2).effort.sentence
 
 
-@pytest.mark.parametrize(("alpha", "least"), [(1.0, 1), (0.8, 1), (0.5, 2), (0.4, 2), (0.3, 3)])
+@pytest.mark.parametrize(("alpha", "least"), [(1.0, 1), (0.5, 2), (0.3, 3)])
 def test_a_mean_that_does_not_exist_is_answered_with_the_backups_it_takes(alpha: float, least: int) -> None:
     for text in (f"pareto:0.05,{alpha}", f"pareto:0.05,{alpha}*slow:1=1.5"):
         made = plan(latency=text, machines=8)
