@@ -167,3 +167,15 @@ def test_bad_input(options: dict[str, Any], sentence: str) -> None:
 
 def test_a_ready_task() -> None:
     assert quorate.task.READY_TASKS["pixelcnn"] == "quorate.tasks.pixelcnn:PixelCnn"
+
+
+def test_whatever_the_net_says_the_loss_is_finite() -> None:
+    task = small_task()
+    torch.manual_seed(0)
+    model = task.model()
+    with torch.no_grad():
+        model.head.bias.copy_(1e4 * torch.randn_like(model.head.bias))  # type: ignore[union-attr, operator]
+    loss = task.loss(model, task.train_data()[:4])
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert math.isfinite(loss.item())
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())

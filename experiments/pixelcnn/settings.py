@@ -10,19 +10,19 @@ from experiments.common.race import Method, Race
 ONE = "one worker"
 #: Whose samples are drawn.
 DRAWN = "15+1"
-_SYNC_RATES = (2e-4, 4e-4, 8e-4, 1.6e-3)
+_SYNC_RATES = (1e-4, 2e-4, 4e-4, 8e-4)
 
 FULL = Race(
     methods=(
-        Method("async 16", quorate.Async(), 16, (2.5e-5, 5e-5, 1e-4, 2e-4), dashed=True),
-        Method("async 8", quorate.Async(), 8, (5e-5, 1e-4, 2e-4, 4e-4)),
+        Method("async 16", quorate.Async(), 16, (1.25e-5, 2.5e-5, 5e-5, 1e-4), dashed=True),
+        Method("async 8", quorate.Async(), 8, (2.5e-5, 5e-5, 1e-4, 2e-4)),
         Method(ONE, quorate.FullSync(), 1, _SYNC_RATES),
         Method("7+1", quorate.BackupSync(7, 1), 8, _SYNC_RATES),
         Method("15+1", quorate.BackupSync(15, 1), 16, _SYNC_RATES, dashed=True),
     ),
     latencies=("chen2016",),
     seconds=5000.0,
-    tuning_seconds=1700.0,
+    tuning_seconds=1250.0,
     seeds=(1, 2, 3),
     measure="nll",
     unit="test NLL, bits per dimension",

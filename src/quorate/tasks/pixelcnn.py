@@ -21,7 +21,8 @@ from quorate.task import Task
 from quorate.tasks.cifar10 import PRECISIONS, Data, load_cifar10
 
 COLOURS, VALUES = 3, 256
-_LEAST_LOG_SCALE = -7.0
+#: Sharper than a value, or much wider than all of them, they say no more, and floats are at their end.
+_LOG_SCALES = (-7.0, 7.0)
 #: Pictures measured at a time.
 _AT_ONCE = 250
 
@@ -87,7 +88,7 @@ class PixelNet(nn.Module):
         means = means + torch.stack(
             [torch.zeros_like(added[:, 0]), added[:, 0] * red, added[:, 1] * red + added[:, 2] * green], 1
         )
-        return Mixture(logits, means, log_scales.clamp(min=_LEAST_LOG_SCALE))
+        return Mixture(logits, means, log_scales.clamp(*_LOG_SCALES))
 
 
 class _Gated(nn.Module):
