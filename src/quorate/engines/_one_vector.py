@@ -9,7 +9,7 @@ from quorate.flat import Flat
 from quorate.learner import Learner
 
 #: Their steps go element by element: nothing depends on which tensor an element is in.
-_BY_ELEMENT = (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+_BY_ELEMENT = (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam, torch.optim.AdamW)
 
 
 class OneVector:
