@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ class Finish(NamedTuple):
     seconds: float  # to the goal; inf: never reached
     updates: float  # to the goal
     samples: float  # to the goal
-    measure: float  # of the last version
+    measure: float  # of the last version, or of the last part of the run
     drop_rate: float  # of all tickets that ended before the run did
     staleness: float  # mean, of what was applied
     diverged: int
@@ -46,8 +47,20 @@ def cluster(workers: int, latency: str, policy: quorate.Policy, together: bool =
     return quorate.Simulated(workers, latency, together=together and policy.staleness_bound == 0)
 
 
-def race(task: Any, policy: quorate.Policy, engine: quorate.Engine, goal: Goal, lr: float, **options: Any) -> Finish:
-    """Train until the goal is reached, or as long as `options` say (those of `quorate.train`)."""
+def race(
+    task: Any,
+    policy: quorate.Policy,
+    engine: quorate.Engine,
+    goal: Goal,
+    lr: float,
+    *,
+    last_share: float = 0.0,
+    **options: Any,
+) -> Finish:
+    """Train until the goal is reached, or as long as `options` say (those of `quorate.train`).
+
+    last_share: the share of the run's time, at its end, over which its measure is averaged (0: the last version alone).
+    """
     options.setdefault("until", goal.until)
     metrics = quorate.Metrics()
     diverged = 0
@@ -59,7 +72,9 @@ def race(task: Any, policy: quorate.Policy, engine: quorate.Engine, goal: Goal, 
         Point(one.version, one.time, one.samples, one.measures[goal.measure], math.nan) for one in metrics.evaluations
     ]
     reached = first_reaching(points, goal.target, goal.rising)
-    last = points[-1].measure if points else math.nan
+    begin_s = (1 - last_share) * points[-1].seconds if points else 0.0
+    late = [point.measure for point in points if point.seconds >= begin_s] or [math.nan]
+    last = statistics.fmean(late)
     return Finish(
         lr,
         options.get("seed", 0),
@@ -85,18 +100,20 @@ def tuned_races(
     most: int,
     rising: bool = True,
     finer: bool = False,
+    worth: Callable[[Finish], float] | None = None,
 ) -> list[Finish]:
     """Choose a rate with the tuning seed, then run it with the others; everything that was run, in order.
 
     run: one race, of a rate and a seed. most: rates to try at most.
     finer: then try two more, beside the best, at a distance of √2.
+    worth: how good a training of the tuning was, more is better (default: `goodness`, the sooner at the goal).
     """
     done: dict[float, Finish] = {}
 
     def score(rate: float) -> float:
         if rate not in done:
             done[rate] = run(rate, TUNING_SEED)
-        return goodness(done[rate], rising)
+        return goodness(done[rate], rising) if worth is None else worth(done[rate])
 
     chosen = tuned(first_rates, rounded, score, most)[1]
     assert chosen is not None, "every rate is run when it is asked for"

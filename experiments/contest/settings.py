@@ -15,8 +15,8 @@ BATCH = 8
 #: Virtual seconds that every training has, whatever it does with them.
 BUDGET_S = 120.0
 
-#: Test accuracy to reach. With constant rates it ends some points above, and goes up and down by one of them.
-TARGET = 0.92
+#: Test accuracy to reach: with a rate that suits it, full sync ends five points above.
+TARGET = 0.88
 
 LATENCIES = {
     "chen2016": "chen2016",

@@ -71,6 +71,18 @@ def test_a_race_that_never_gets_there_says_how_far_it_came() -> None:
     assert found.staleness == pytest.approx(1.0, abs=0.1)
 
 
+def test_a_measure_can_be_the_mean_over_the_last_part_of_a_run() -> None:
+    policy = quorate.FullSync()
+
+    def measured(last_share: float) -> float:
+        engine = cluster(2, "constant:1", policy)
+        return race(
+            Bowl(0.1, 0.0), policy, engine, GOAL, 0.1, last_share=last_share, updates=10, evaluate_every=1
+        ).measure
+
+    assert measured(0.0) < measured(0.5) < measured(1.0) < 1.0
+
+
 def test_a_race_that_diverges_is_the_worst_of_all() -> None:
     policy = quorate.FullSync()
     found = race(Bowl(1e12, 0.0), policy, cluster(2, "constant:1", policy), GOAL, 1e12, updates=60, evaluate_every=5)
@@ -92,3 +104,14 @@ def test_a_rate_is_chosen_with_one_seed_and_run_with_the_others() -> None:
     assert tried == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 0.2828, 0.5657], rel=1e-3)
     assert [(row.lr, row.seed) for row in finals(rows)] == [(0.2828, 1), (0.2828, 2), (0.2828, 3)]
     assert chosen_in_tuning(rows).lr == 0.2828
+
+
+def test_what_a_rate_is_worth_may_be_something_else_than_being_soon() -> None:
+    rows = tuned_races(
+        lambda lr, seed: finish(lr, seed, seconds=lr, measure=lr),
+        (0.1, 0.2, 0.4),
+        (1,),
+        most=3,
+        worth=lambda one: one.lr,
+    )
+    assert finals(rows)[0].lr == 0.4
