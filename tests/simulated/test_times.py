@@ -20,8 +20,9 @@ def mean_update(policy: quorate.Policy, workers: int, latency: str | Latency, up
 
 
 def test_full_sync_under_chen2016_reproduces_the_papers_table() -> None:
-    arrivals = KthArrivals()
-    quorate.train(None, quorate.FullSync(), quorate.Simulated(100, "chen2016"), updates=10_000, recorders=(arrivals,))
+    arrivals, engine = KthArrivals(), quorate.Simulated(100, "chen2016")
+    result = quorate.train(None, quorate.FullSync(), engine, updates=10_000, recorders=(arrivals,))
+    assert result.summary["update_seconds"]["mean"] == pytest.approx(2.62, rel=0.03)
     for k, row in TABLE.items():
         times = sorted(arrivals.times[k - 1])
         measured = [times[math.ceil(level * len(times)) - 1] for level in LEVELS]
@@ -30,9 +31,8 @@ def test_full_sync_under_chen2016_reproduces_the_papers_table() -> None:
             assert ours == pytest.approx(paper, rel=0.03), f"k={k}, {level}"
 
 
-def test_chen2016_update_times_at_96_plus_4_and_100() -> None:
-    assert mean_update(quorate.BackupSync(96, 4), 100, "chen2016", 5000) == pytest.approx(1.74, rel=0.02)
-    assert mean_update(quorate.FullSync(), 100, "chen2016", 10_000) == pytest.approx(2.62, rel=0.03)
+def test_chen2016_update_times_at_96_plus_4() -> None:
+    assert mean_update(quorate.BackupSync(96, 4), 100, "chen2016", 3000) == pytest.approx(1.74, rel=0.02)
 
 
 @pytest.mark.parametrize("law", ["shifted-exp:0.05,0.025", "pareto:1,3", "lognormal:1,0.5", "pause:0.05,0.04,10"])
@@ -40,7 +40,8 @@ def test_chen2016_update_times_at_96_plus_4_and_100() -> None:
 def test_update_times_match_the_order_statistics(law: str, quorum: int, backups: int) -> None:
     n = quorum + backups
     expected = order_statistic_mean(parse_latency(law), n, quorum)
-    measured = mean_update(quorate.BackupSync(quorum, backups), n, law, 40_000 if n <= 8 else 12_000)
+    rounds = 40_000 if law.startswith("pareto") and n <= 8 else 10_000  # its tail takes more to be known within 1 %
+    measured = mean_update(quorate.BackupSync(quorum, backups), n, law, rounds)
     # Two values ten-fold apart: the standard error of this many rounds is above 1 %.
     assert measured == pytest.approx(expected, rel=0.05 if law.startswith("pause") else 0.01)
 
