@@ -60,7 +60,7 @@ class Race:
     at_its_rate: whether all methods are also run with the reference's rate, under the first latency.
     targets: of the measure; none: what the reference has in its worst seed after a quarter, half and all of the time.
     together: of the simulated engine; True where a CPU, too, is quicker with a round as one batch.
-    last: evaluations whose mean is the final measure, where one alone is too noisy.
+    last: evaluations whose mean is the final measure, and has to reach a target, where one alone is too noisy.
     """
 
     methods: tuple[Method, ...]

@@ -10,8 +10,8 @@ from experiments.reinforcement.settings import EPISODES, FULL, QUICK
 from quorate.tasks.cartpole import MOST_STEPS, CartPole
 
 
-def train(trial: Trial, device: str = "cpu", quick: bool = False) -> list[Point]:
+def train(trial: Trial, quick: bool = False) -> list[Point]:
     """Train to the end."""
     torch.set_num_threads(1)
     task = CartPole(lr=trial.lr, steps=30 if quick else MOST_STEPS, test_episodes=4 if quick else 100)
-    return (QUICK if quick else FULL).train(trial, task, device, batch_size=EPISODES)
+    return (QUICK if quick else FULL).train(trial, task, "cpu", batch_size=EPISODES)

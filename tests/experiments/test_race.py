@@ -99,6 +99,9 @@ def test_targets_are_those_that_every_seed_of_the_reference_reaches() -> None:
     assert len(seconds_to(RACE, curves, targets[-1])) == 3
     assert seconds_to(RACE, curves, targets[1]) == pytest.approx([40 / 4 * (2 - 8 * 0.02), 40 / 4 * (2 - 8 * 0.01), 20])
     assert seconds_to(RACE, curves, 0.0) == []
+    lucky = [Point(step, float(step), 0, measure, 0.0) for step, measure in enumerate((9, 1, 9, 4, 2, 1, 1))]
+    assert seconds_to(replace(RACE, last=1), [lucky], 2.0) == pytest.approx([0.875])
+    assert seconds_to(replace(RACE, last=3), [lucky], 3.0) == pytest.approx([4.75])
 
 
 def test_tables_say_who_never_gets_there_and_how_much_sooner_others_do(tmp_path: Path) -> None:
