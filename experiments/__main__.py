@@ -29,6 +29,7 @@ NAMES = (
     "staleness",
     "layers",
     "stragglers",
+    "inception",
     "communication",
     "pixelcnn",
     "contest",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+from torch.utils.data import TensorDataset
 
 import quorate
 from experiments.common.curves import Point, train_curve
-from experiments.common.made_up import pictures
+from experiments.common.made_up import pictures as made_up
 from experiments.inception.settings import FULL, QUICK, Length, Trial
+from quorate.tasks.cifar10 import load_cifar10
 from quorate.tasks.inception import Cifar10Inception
 
 LATENCY = "chen2016"
@@ -24,29 +26,37 @@ def train(trial: Trial, data: Path | None = None, device: str = "cpu", quick: bo
     """Train to the end, and measure about once an epoch."""
     length = QUICK if quick else FULL
     per_update = length.batch_size * trial.quorum
-    updates = round(trial.epochs * length.train_samples / per_update)
+    pictures = _pictures(trial, length, data, quick)
+    samples = len(pictures[0])
+    updates = round(trial.epochs * samples / per_update)
     return train_curve(
-        _task(trial, length, per_update, data, quick),
+        Cifar10Inception(
+            pictures,
+            lr=trial.lr,
+            decay=FINAL_SHARE ** (1 / trial.epochs),
+            samples_per_update=per_update,
+            width=length.width,
+            precision="tf32",
+        ),
         quorate.Async() if trial.method == "async" else quorate.BackupSync(trial.quorum, trial.backups),
         quorate.Simulated(trial.workers, LATENCY, device=device),
         "accuracy",
         updates=max(1, updates),
         batch_size=length.batch_size,
         seed=trial.seed,
-        learning=learning(trial, per_update, length.train_samples),
-        evaluate_every=max(1, round(length.train_samples / per_update)),
+        learning=learning(trial, per_update, samples),
+        evaluate_every=max(1, round(samples / per_update)),
     )
 
 
-def _task(trial: Trial, length: Length, per_update: int, data: Path | None, quick: bool) -> Any:
-    return Cifar10Inception(
-        (pictures(length.train_samples), pictures(32, seed=8)) if quick else data,
-        lr=trial.lr,
-        decay=FINAL_SHARE ** (1 / trial.epochs),
-        samples_per_update=per_update,
-        width=length.width,
-        precision="tf32",
-    )
+def _pictures(trial: Trial, length: Length, data: Path | None, quick: bool) -> tuple[TensorDataset, TensorDataset]:
+    """What to train with and to measure with: the tuning never sees test pictures, but training pictures held back."""
+    train, test = (made_up(length.train_samples), made_up(32, seed=8)) if quick else load_cifar10(data)
+    if not trial.is_tuning:
+        return train, test
+    cut = len(train) - length.held_back
+    first, last = (TensorDataset(*(one[part] for one in train.tensors)) for part in (slice(cut), slice(cut, None)))
+    return first, last
 
 
 def learning(trial: Trial, per_update: int, samples: int) -> quorate.Learning:
