@@ -21,7 +21,7 @@ from quorate.engines.collective.pace import Pace
 #: A piece is an all-reduce: smaller ones let an urgent bucket go sooner, larger ones cost less work.
 LEAST_PIECE_BYTES = 1 << 16
 #: A piece takes this many times as long as an all-reduce of nothing, ...
-WORTH_ITS_LATENCY = 16
+WORTH_ITS_LATENCY = 40
 #: ... and a round has so many pieces at most; one where nobody waits for the first of them.
 MOST_PIECES, MOST_PIECES_DELAYED = 8, 1
 #: Where threads wait for cores so much of its time, it cannot hide behind computation: one piece costs least.
