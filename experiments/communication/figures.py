@@ -94,4 +94,4 @@ def draw_bought(file: Path, found: Found) -> None:
                 xlabel="time to a target before over after",
                 title=f"{more / quorum:.0%} more machines as {role.removeprefix('as_')}",
             )
-        panels[1].legend(frameon=False, fontsize=8, loc="best")
+        panels[0].legend(frameon=False, fontsize=8, loc="lower right")
