@@ -21,7 +21,7 @@ class Communication(Experiment):
 
     name = "communication"
     what = "What do backups cost in bytes and seconds, and do 5 % more machines buy 5 % speed?"
-    takes = "two CPU cores, 15 minutes"
+    takes = "one CPU core, some 5 minutes"
 
     def run(self, options: Options) -> bool:
         """All splits."""

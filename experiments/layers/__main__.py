@@ -35,7 +35,7 @@ class Layers(Experiment):
     what = (
         "How stale is each layer's gradient where parameters are read and written layer by layer, and does it matter?"
     )
-    takes = "two CPU cores, 10 minutes"
+    takes = "one CPU core, some 5 minutes"
 
     def run(self, options: Options) -> bool:
         """Staleness first, then trainings."""

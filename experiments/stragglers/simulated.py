@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import quorate
-from experiments.stragglers.published import LEVELS, TIME_QUANTILES_S
+from experiments.stragglers.published import LEVELS, MEAN_S, TIME_QUANTILES_S
 from experiments.stragglers.worlds import MEASURED, WORLDS
 
 MEAN = "mean"
@@ -63,19 +63,24 @@ def wanted(setting: Setting) -> Iterator[Rounds]:
 
 
 def run_rounds(trial: Rounds) -> list[Arrival]:
-    """The mean of every k-th arrival in full sync, of the quorum's otherwise; for the measured world quantiles too."""
+    """The mean of the k-th arrivals in full sync, of the quorum's otherwise; for the measured world quantiles too."""
     if trial.late == "finish":
         return [Arrival(trial.quorum, MEAN, _update_s(trial))]
     times = kth_arrivals(trial)
     if trial.quorum < trial.machines:
         return [Arrival(trial.quorum, MEAN, statistics.fmean(times[trial.quorum - 1]))]
-    found = [Arrival(k, MEAN, statistics.fmean(one)) for k, one in enumerate(times, 1)]
+    found = [Arrival(k, MEAN, statistics.fmean(one)) for k, one in enumerate(times, 1) if is_kept(k, trial.machines)]
     if trial.world == MEASURED:
         for k in TIME_QUANTILES_S:
             if k <= trial.machines:
                 ordered = sorted(times[k - 1])
                 found += [Arrival(k, str(level), quantile(ordered, level)) for level in LEVELS]
     return found
+
+
+def is_kept(k: int, machines: int) -> bool:
+    """Whether the table has the k-th arrival: the later half, where quorums are chosen, and what was published."""
+    return k >= machines // 2 or k in MEAN_S
 
 
 def kth_arrivals(trial: Rounds) -> list[list[float]]:

@@ -39,7 +39,7 @@ def test_every_world_is_one_that_the_library_knows(world: str) -> None:
 
 def test_every_kth_arrival_is_there_and_has_its_mean() -> None:
     rows = run_rounds(replace(FULL, rounds=4000))
-    assert [row.k for row in rows] == list(range(1, 11))
+    assert [row.k for row in rows] == [1, 5, 6, 7, 8, 9, 10]  # the later half, and what was published
     law = parse_latency(WORLDS[FULL.world].latency)
     for row in rows:
         assert row.seconds == pytest.approx(order_statistic_mean(law, 10, row.k), rel=0.01)
@@ -60,16 +60,16 @@ def test_sorted_draws_are_the_arrivals_of_the_simulated_engine(world: str, quoru
 def test_the_measured_world_has_quantiles_too() -> None:
     rows = run_rounds(Rounds(MEASURED, 100, 100, "cancel", 30, 1))
     assert {row.level for row in rows if row.k == 100} == {MEAN, *map(str, published.LEVELS)}
-    assert {row.level for row in rows if row.k == 2} == {MEAN}
+    assert {row.level for row in rows if row.k == 60} == {MEAN}
 
 
 def test_full_sync_tells_what_a_quorum_would_wait_where_late_work_is_cancelled() -> None:
     full = run_rounds(FULL)
     (alone,) = run_rounds(replace(FULL, quorum=8))
     assert alone.k == 8
-    assert alone.seconds == pytest.approx(full[7].seconds)
+    assert alone.seconds == pytest.approx(next(row.seconds for row in full if row.k == 8))
     seconds = by_seed({FULL: full}, FULL.world, "cancel")
-    assert set(seconds[1]) == set(range(1, 11))
+    assert set(seconds[1]) == {1, 5, 6, 7, 8, 9, 10}
 
 
 def test_what_full_sync_does_not_tell_is_taken_from_runs_of_their_own() -> None:
