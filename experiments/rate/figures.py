@@ -21,6 +21,7 @@ from experiments.rate.results import (
     gain_of_backups,
     kth_arrivals,
     updates_by_quorum,
+    updates_over_none,
 )
 from experiments.rate.settings import GRID_NOISE, LATENCY, NOISES, SIZES, TAILS, Timed, Trial
 
@@ -56,6 +57,8 @@ def _draw_updates(file: Path, found: Races) -> None:
                 continue
             colour = PALETTE[place]
             quorums = list(measured)
+            of_noise = f"noise doubles at {noise:g}: " if task == "bowl" else ""
+            law = fitted({quorum: one.mean for quorum, one in measured.items()})
             axes.errorbar(
                 quorums,
                 [one.mean for one in measured.values()],
@@ -64,21 +67,19 @@ def _draw_updates(file: Path, found: Races) -> None:
                 markersize=4,
                 capsize=2,
                 color=colour,
-                label=f"run, noise doubles at {noise:g}" if task == "bowl" else "run",
+                label=f"{of_noise}S = {law.least:.3g}, D = {law.doubling:.3g}",
             )
             if task == "bowl":
                 exact = [expected_updates(quorum, noise_of(noise)) for quorum in quorums]
-                axes.plot(quorums, exact, color=colour, linewidth=1.2, label="exact" if place == 0 else None)
-            law = fitted({quorum: one.mean for quorum, one in measured.items()})
+                axes.plot(quorums, exact, color=colour, linewidth=1.2)
             axes.plot(
                 quorums,
                 [law.updates(quorum) for quorum in quorums],
                 color=colour,
                 linewidth=1.2,
                 linestyle=(0, (2, 2)),
-                label=f"S(1 + {law.doubling:.3g}/N), S = {law.least:.3g}",
             )
-        for axes, title in ((bowl, "bowl"), (digits, "digits")):
+        for axes, title in ((bowl, "bowl; line: exact, dashed: S(1 + D/N)"), (digits, "digits; dashed: S(1 + D/N)")):
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -95,28 +96,26 @@ def _draw_updates(file: Path, found: Races) -> None:
 def _draw_backups(file: Path, found: Races, kth: Kth) -> None:
     """Left, updates do not depend on b; right, what b buys, as n grows."""
     with figure_in(file, 1, 2, size=(8.8, 3.7)) as (left, right):
-        shown = sorted((trial for trial in found if (trial.task, trial.noise) == ("bowl", GRID_NOISE)), key=_quorum)
-        for place, trial in enumerate(shown):
-            none = spread_of([row.updates for row in finals(found[trial], 0)]).mean
-            over = [
-                (b, spread_of([row.updates / none for row in finals(found[trial], b)]))
-                for b in trial.numbers_of_backups
-            ]
-            left.errorbar(
-                [b + 0.06 * (place - len(shown) / 2) for b, _ in over],
-                [one.mean for _, one in over],
-                yerr=[one.half_width for _, one in over],
-                fmt="o-",
-                markersize=3,
-                linewidth=1,
-                capsize=2,
+        ratios = updates_over_none(found, GRID_NOISE)
+        numbers = sorted({backups for _, backups in ratios})
+        for place, quorum in enumerate(sorted({quorum for quorum, _ in ratios})):
+            left.plot(
+                [numbers.index(b) + 0.05 * (place - 4) for n, b in ratios if n == quorum],
+                [ratio for (n, _), ratio in ratios.items() if n == quorum],
+                "o",
+                markersize=4,
                 color=PALETTE[place % len(PALETTE)],
-                label=f"N = {trial.quorum}",
+                label=f"N = {quorum}",
             )
-        left.set_ylim(0.8, 1.2)
-        left.set_xlabel("b: backups beside N")
-        left.set_ylabel("updates to the target, over those without backups")
-        left.legend(fontsize=7.5, ncols=2, frameon=False)
+        for b in numbers:
+            mean = spread_of([ratio for (_, one), ratio in ratios.items() if one == b])
+            left.errorbar([numbers.index(b) + 0.3], [mean.mean], [mean.half_width], fmt="_", color="black", capsize=3)
+        left.axhline(1.0, color="#777777", linewidth=0.8)
+        left.set_ylim(0.88, 1.12)
+        left.set_xticks(range(len(numbers)), [str(b) for b in numbers])
+        left.set_xlabel("b: backups beside N (black: mean over N, 95 %)")
+        left.set_ylabel("updates, over those without backups")
+        left.legend(fontsize=7.5, ncols=4, frameon=False, loc="lower center")
         for place, size in enumerate(size for size in SIZES if (LATENCY, size) in kth):
             gains = gain_of_backups(kth[LATENCY, size], _law(GRID_NOISE).updates)
             right.plot(
@@ -189,6 +188,8 @@ def _summary(found: Races, kth: Kth) -> str:
             f"\nSeconds as run beside updates without backups × mean seconds to the N-th arrival: {len(pairs)} cells, "
             f"off by {100 * sum(off) / len(off):.1f} % on average, {100 * max(off):.1f} % at most.\n"
         )
+        ratios = spread_of(list(updates_over_none(found, GRID_NOISE).values()))
+        text += f"Updates with backups over those without, mean over all N and b: {ratios.text(3)}.\n"
     return text + "\n## The best number of backups, by (22)\n\n" + _choice_table(kth)
 
 

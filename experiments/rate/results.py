@@ -39,6 +39,20 @@ def updates_by_quorum(found: Found[Trial, Run], task: str, noise: float, backups
     return dict(sorted(made.items()))
 
 
+def updates_over_none(found: Found[Trial, Run], noise: float) -> dict[tuple[int, int], float]:
+    """On the bowl, by (quorum, backups): mean updates over those of the same quorum without backups."""
+    ratios = {}
+    for trial, rows in found.items():
+        if (trial.task, trial.noise) == ("bowl", noise):
+            none = spread_of([row.updates for row in finals(rows, 0)]).mean
+            for backups in trial.numbers_of_backups:
+                if backups:
+                    ratios[trial.quorum, backups] = (
+                        spread_of([one.updates for one in finals(rows, backups)]).mean / none
+                    )
+    return dict(sorted(ratios.items()))
+
+
 def fitted(points: dict[int, float]) -> Law:
     """The law that is nearest in ratio: least squares of logarithms."""
 
