@@ -105,3 +105,12 @@ def leak_police(request: pytest.FixtureRequest, private_temporary_folder: None) 
         left = Belongings().left_behind(before)
     if left:
         pytest.fail(f"{request.node.name} left behind: {left}")
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local workers start in a fifth of a second, for tests that are not about starting."""
+    from quorate.engines.local import pool
+    from tests.local.warm import WARM
+
+    monkeypatch.setattr(pool, "subprocess", WARM)

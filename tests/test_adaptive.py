@@ -262,6 +262,7 @@ def test_the_noise_scale_is_learned_from_gradients(tmp_path: Path) -> None:
     assert not quorate.replay(tmp_path / "run", gradients=False).gradients
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("updates", [17, 33, 20])  # the first two end with a noise scale that was not yet heard of
 def test_a_resumed_run_is_one_run(updates: int, tmp_path: Path) -> None:
     task = Toy(samples=400)

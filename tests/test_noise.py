@@ -125,6 +125,7 @@ ENGINES: dict[str, tuple[Callable[[], quorate.Engine], quorate.Policy, str]] = {
 }
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", ENGINES)
 def test_engines_measure_the_right_noise(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_together, "_MEASURE_EVERY", EVERY)
@@ -179,6 +180,7 @@ def test_measuring_changes_nothing_in_process(
     assert digest() == measured is not None
 
 
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("optimizer", [plain_sgd, None])
 def test_measuring_changes_nothing_in_local_processes(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Toy(batch_norm_net) if optimizer is None else Toy(batch_norm_net, optimizer)
@@ -226,6 +228,7 @@ def test_a_trace_of_schema_1_is_replayed(gradients: bool, tmp_path: Path) -> Non
     assert quorate.replay(tmp_path / "old.jsonl", Toy(), gradients=gradients).lines > 20
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_resumed_run_goes_on_with_what_it_knew(tmp_path: Path) -> None:
     """The whole trace replays as one run, and a replay knows all norms: so the resumed one must have known them too."""
     quorate.train(Toy(), quorate.FullSync(), quorate.Local(2), updates=30, out=tmp_path / "run")

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quorate.engines.local import crew, pool
+from quorate.engines.local import crew
 from quorate.engines.processes import failures
 from quorate.engines.processes.silence import AnswerTimes, SilenceLimits
-from tests.local.warm import WARM
-
-
-@pytest.fixture
-def warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs start in a fifth of a second."""
-    monkeypatch.setattr(pool, "subprocess", WARM)
 
 
 @pytest.fixture
