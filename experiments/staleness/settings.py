@@ -27,7 +27,7 @@ RAMP_SHARE = 3 / 25
 #: Every method that has a number of its own chooses it from as many short trainings.
 FIRST_RATES = (0.025, 0.05, 0.1)
 FIRST_NORMS = (0.25, 0.5, 1.0)
-MOST_TRIED = 5
+MOST_TRIED = 6
 #: The average of the parameters looks back over this share of the updates. The paper's decay of 0.9999 looks back
 #: 10,000 of them, which here is nearly the whole training.
 AVERAGED_SHARE = 0.05

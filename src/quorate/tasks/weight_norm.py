@@ -5,21 +5,25 @@ torch has it as a parametrization, but a model with one cannot be sent to anothe
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+#: How long directions are at the start. A step turns a long one less, so that the loss is curved less steeply: the net
+#: of mnist.py bears a staleness of 10 at a learning rate of 0.1 with directions of 4, and not with directions of 1.
+START = 4.0
+
 
 class _WeightNorm(nn.Module):
-    """direction: [out, …], of any length but 0; length: [out, 1, …]; bias: [out]."""
+    """direction: [out, …], of any length but 0; length: [out, 1, …], which is 1 at the start; bias: [out]."""
 
     def __init__(self, out: int, *rest: int) -> None:
         super().__init__()
-        self.direction = nn.Parameter(torch.empty(out, *rest))
-        nn.init.kaiming_normal_(self.direction, nonlinearity="relu")
-        # Filters begin as they would without weight norm.
-        flat = self.direction.detach().flatten(1)
-        self.length = nn.Parameter(torch.linalg.vector_norm(flat, dim=1).view(out, *(1 for _ in rest)))
+        drawn = functional.normalize(torch.randn(out, math.prod(rest)))
+        self.direction = nn.Parameter(START * drawn.view(out, *rest))
+        self.length = nn.Parameter(torch.ones(out, *(1 for _ in rest)))
         self.bias = nn.Parameter(torch.zeros(out))
 
     @property
