@@ -15,6 +15,7 @@ from quorate.policies import POLICIES
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_first_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     found = re.search(r"```python\n(import quorate.*?)```", README, re.DOTALL)
     assert found is not None

@@ -10,6 +10,8 @@ import pytest
 
 from .conftest import Quorate
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 OPTIONS = ("--task", "tasks.py:Line", "--workers", "3+1", "--epochs", 4)
 LINE = ("compare", "--engine", "simulated", *OPTIONS)
 FOUR = ["full-sync", "backup", "async", "softsync"]

@@ -16,6 +16,7 @@ from .conftest import Quorate
 RUNS = ["full-sync", "backup", "async", "softsync"]
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_demo_leaves_its_files_and_overwrites_only_those(
     quorate_command: Quorate, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

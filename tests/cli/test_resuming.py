@@ -6,7 +6,11 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from .conftest import Quorate
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 FIRST = (
     *("train", "--task", "tasks.py:Line", "--workers", "2+1", "--late", "finish", "--latency", "constant:0.001"),

@@ -76,7 +76,9 @@ def test_a_signal_ends_a_run_with_a_checkpoint_to_go_on_from(
     assert quorate_command("replay", "runs/001", "--json").json()["digest"] == ran.json()["digest"]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_a_second_signal_ends_it_at_once(here: Path, number: signal.Signals, status: int) -> None:
     """The update under way takes ten minutes: the first signal would wait for it."""
     with start(*ENDLESS, "--latency", "constant:600", "--out", "run", cwd=here) as process:

@@ -10,6 +10,8 @@ import pytest
 
 from .conftest import TASKS, Quorate
 
+pytestmark = pytest.mark.usefixtures("warm")
+
 LINE = ("train", "--task", "tasks.py:Line", "--epochs", 2)
 
 

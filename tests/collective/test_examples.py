@@ -48,6 +48,7 @@ def check_late_was_dropped(told: dict[int, tuple[int, int, float]]) -> None:
     assert slow[0] < min(used for worker, (used, _, _) in told.items() if worker != max(told))
 
 
+@pytest.mark.collective
 def test_the_torchrun_script_with_full_sync() -> None:
     output = torchrun(2, EXAMPLES / "torchrun_script.py", "--epochs", "4")
     told = told_by_workers(output, 2)
