@@ -128,7 +128,7 @@ def draw_measured(file: Path, processes: MeasuredFound) -> None:
                 curves = found.get((delay, neighbours))
                 if curves:
                     points = [list(enumerate(curve, 1)) for curve in curves]
-                    name = f"{neighbours} busy neighbours" if neighbours else "left alone"
+                    name = f"{neighbours} busy neighbours more" if neighbours else "the machine as it was"
                     band(
                         axes,
                         [[(float(k), y) for k, y in curve] for curve in points],
@@ -138,5 +138,6 @@ def draw_measured(file: Path, processes: MeasuredFound) -> None:
                         ms=3,
                     )
             axes.set(xlabel="k", title=f"delays: {delay}", ylim=(0, None))
+            axes.xaxis.get_major_locator().set_params(integer=True)
         panels_list[0].set_ylabel("mean time to the k-th gradient\nover that to the middle one")
         panels_list[0].legend(frameon=False, loc="upper left")
