@@ -81,7 +81,8 @@ def _draw_updates(file: Path, found: Races) -> None:
             )
         for axes, title in ((bowl, "bowl; line: exact, dashed: S(1 + D/N)"), (digits, "digits; dashed: S(1 + D/N)")):
             axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
+            axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.set_xlabel("N: gradients that make an update")
             axes.set_title(title, loc="left")
@@ -198,10 +199,14 @@ def _updates_table(found: Races, task: str, noise: float) -> str:
     law = fitted({quorum: one.mean for quorum, one in measured.items() if math.isfinite(one.mean)})
     rates = {trial.quorum: finals(rows, 0)[0].lr for trial, rows in found.items() if _is(trial, task, noise)}
     lines = []
+    backups = max((b for trial in found if _is(trial, task, noise) for b in trial.numbers_of_backups), default=0)
+    beside = updates_by_quorum(found, task, noise, backups)
     for quorum, one in measured.items():
         exact = f"{expected_updates(quorum, noise_of(noise)):.0f}" if task == "bowl" else "–"
-        lines.append([quorum, f"{rates[quorum]:g}", one.text(0), exact, f"{law.updates(quorum):.0f}"])
-    table = markdown(["N", "rate chosen", "updates", "exact, best rate", "S(1 + D/N) fitted"], lines)
+        with_backups = [beside[quorum].text(0)] if backups else []
+        lines.append([quorum, f"{rates[quorum]:g}", one.text(0), *with_backups, exact, f"{law.updates(quorum):.0f}"])
+    header = ["N", "rate chosen", "updates", *([f"with {backups} backups"] if backups else [])]
+    table = markdown([*header, "exact, best rate", "S(1 + D/N) fitted"], lines)
     return f"{table}\nFitted: S = {law.least:.1f}, D = {law.doubling:.1f} gradients.\n"
 
 

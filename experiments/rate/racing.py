@@ -58,14 +58,14 @@ def run(trial: Trial, quick: bool = False) -> list[Run]:
     found = tuned_races(
         lambda lr, seed: _one(trial, backups, lr, seed),
         first[-2:] if quick else first,
-        SEEDS,
+        SEEDS[trial.task],
         most=2 if quick else MOST_RATES,
         rising=False,
         finer=not quick,
     )
     chosen = found[-1].lr
     runs = [_run(backups, finish) for finish in found]
-    return runs + [_run(number, _one(trial, number, chosen, seed)) for number in more for seed in SEEDS]
+    return runs + [_run(number, _one(trial, number, chosen, seed)) for number in more for seed in SEEDS[trial.task]]
 
 
 def _one(trial: Trial, backups: int, lr: float, seed: int) -> Finish:
