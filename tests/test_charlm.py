@@ -79,9 +79,7 @@ def test_the_text_is_read_and_checked(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(charlm, "TINY_SHAKESPEARE", replace(charlm.TINY_SHAKESPEARE, sizes_bytes=(4,)))
     (tmp_path / "tinyshakespeare").mkdir()
     (tmp_path / "tinyshakespeare" / "input.txt").write_text("abcd")
-    with pytest.raises(
-        quorate.BadInput, match=r"has sha256 88d4266f.*, but tiny-shakespeare has 86c4.*; remove"
-    ):
+    with pytest.raises(quorate.BadInput, match=r"has sha256 88d4266f.*, but tiny-shakespeare has 86c4.*; remove"):
         load_shakespeare(tmp_path)
     monkeypatch.setattr(charlm, "SHA256", "88d4266fd4e6338d13b845fcf289579d209c897823b9217da3e161936f031589")
     monkeypatch.setenv(files.VARIABLE, str(tmp_path))
