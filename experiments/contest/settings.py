@@ -98,9 +98,13 @@ def quick_trials() -> list[Trial]:
 
 
 def first_rates(method: Method, machines: int) -> Sequence[float]:
-    """Where the search for a rate begins: the more machines, the staler, but with momentum 0 ten times higher."""
+    """Where the search for a rate begins: the staler, the lower; higher without momentum, or with 1/τ weights."""
     if not method.is_stale:
         return RATES_FRESH
-    per_update = method.policy(machines).begin(machines).per_update
-    factor = 16 / machines * per_update * (10 if not method.momentum else 1)
-    return tuple(min(factor, 16.0) * rate for rate in RATES_STALE)
+    policy = method.policy(machines).begin(machines)
+    factor = min(16.0, 16 / machines * policy.per_update)
+    if not method.momentum:
+        factor *= 10
+    if method.name == "async, 1/τ":  # softsync of a quarter has a staleness of 4, which the search makes up for
+        factor *= machines
+    return tuple(factor * rate for rate in RATES_STALE)

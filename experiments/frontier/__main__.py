@@ -21,7 +21,7 @@ RACES = "races.csv"
 class Frontier(Experiment):
     name = "frontier"
     what = "A map over tail weight, lasting unevenness and noise: which policy reaches the target first, by how much."
-    takes = "CPU, about 12 minutes of one core"
+    takes = "CPU, about 15 minutes of one core"
 
     def run(self, options: Options) -> bool:
         trials = quick_trials() if options.quick else all_trials()

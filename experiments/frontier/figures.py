@@ -95,7 +95,7 @@ def _paint_ratio(axes: Any, x: int, y: int, placed: dict[str, Standing]) -> None
 def _draw_times(file: Path, placed: dict[Cell, dict[str, Standing]]) -> None:
     """Times relative to full sync, over the tail; a line for each unevenness."""
     noises, spreads = _noises(placed), sorted({cell[2] for cell in placed})
-    with figure_in(file, 1, len(noises), size=(3.6 * len(noises) + 0.6, 3.6)) as made:
+    with figure_in(file, 1, len(noises), size=(3.3 * len(noises) + 1.8, 3.6)) as made:
         panels = list(made) if len(noises) > 1 else [made]
         for axes, noise in zip(panels, noises, strict=True):
             for place, spread in enumerate(spreads):
@@ -115,7 +115,7 @@ def _draw_times(file: Path, placed: dict[Cell, dict[str, Standing]]) -> None:
                         marker="o",
                         markersize=3,
                         linewidth=1.3,
-                        label=f"{family}, {spread:g}×" if axes is panels[0] else None,
+                        label=f"{family}, {spread:g}×" if axes is panels[-1] else None,
                     )
             axes.axhline(1.0, color=COLOURS["full-sync"], linewidth=1)
             axes.set_yscale("log", base=2)
@@ -123,7 +123,7 @@ def _draw_times(file: Path, placed: dict[Cell, dict[str, Standing]]) -> None:
             axes.set_title(f"noise: doubles at {noise:g} gradients", fontsize=9.5)
             axes.set_xlabel("tail (lognormal sigma)")
         panels[0].set_ylabel("times as soon as full sync")
-        panels[0].legend(fontsize=7.5, frameon=False)
+        panels[-1].legend(fontsize=7.5, frameon=False, handlelength=3, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 # ---------------------------------------------------------------- in words

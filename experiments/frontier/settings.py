@@ -18,8 +18,13 @@ NOISES = (2.0, 8.0, 32.0)
 CHECKED = tuple(product((0.1, 1.0), (1.0, 9.0)))
 DIGITS_NOISE = 0.0  # stands for "as it is"
 
-#: A family, and what may be chosen within it: backups, or arrivals an update. Four ways to wait, three not to.
-FAMILIES: dict[str, tuple[int, ...]] = {"full-sync": (0,), "backup": (1, 2, 4), "softsync": (4, 8), "async": (1,)}
+#: A family, and what may be chosen within it: backups, or arrivals an update.
+FAMILIES: dict[str, tuple[int, ...]] = {
+    "full-sync": (0,),
+    "backup": (1, 2, 4, 8, 12),
+    "softsync": (4, 8),
+    "async": (1,),
+}
 FIRST_SHARES = (0.2, 0.4, 0.8)  # of the highest rate that theory allows without noise
 MOST_RATES = 7
 
