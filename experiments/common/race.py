@@ -60,6 +60,7 @@ class Race:
     at_its_rate: whether all methods are also run with the reference's rate, under the first latency.
     targets: of the measure; none: what the reference has in its worst seed after a quarter, half and all of the time.
     together: of the simulated engine; True where a CPU, too, is quicker with a round as one batch.
+    tuned_with: what a rate is judged by, which should not be the test data.
     last: evaluations whose mean is the final measure, and has to reach a target, where one alone is too noisy.
     """
 
@@ -75,6 +76,7 @@ class Race:
     at_its_rate: bool = False
     targets: tuple[float, ...] = ()
     last: int = 1
+    tuned_with: str = "held-back data"
     most_rates: int = 6
     evaluations: int = 40
     together: bool | None = None

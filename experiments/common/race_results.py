@@ -40,7 +40,8 @@ def write_race(race: Race, found: Found[Trial, Point], folder: Path, digits: int
         table = _table(race, found, race.latencies[0], digits, rate)
         parts.append(f"Latency {race.latencies[0]}; every method with the rate of {race.reference}\n\n{table}")
     parts.append(
-        f"Tuning: {race.measure} of one seed after {_unit(race).of(race.tuning_seconds)}\n\n{_tuning(race, found)}"
+        f"Tuning: {race.measure} of one seed after {_unit(race).of(race.tuning_seconds)}, on {race.tuned_with}\n\n"
+        f"{_tuning(race, found)}"
     )
     files[0].write_text("\n".join(parts))
     _draw_curves(race, found, files[1])
@@ -162,7 +163,8 @@ def _draw_tuning(race: Race, found: Found[Trial, Point], file: Path) -> None:
         if not race.rising and drawn and max(drawn) > 3 * min(drawn) > 0:
             axes.set_yscale("log")
         axes.set_xlabel("learning rate; a ring is round what was chosen")
-        axes.set_ylabel(f"{race.unit}\nafter {_unit(race).of(race.tuning_seconds)}")
+        unit = race.unit.removeprefix("test ")
+        axes.set_ylabel(f"{unit}\nafter {_unit(race).of(race.tuning_seconds)}, on {race.tuned_with}")
         if drawn:
             axes.legend(frameon=False, fontsize=8)
 

@@ -55,8 +55,10 @@ def _async(**options: bool) -> Callable[[int], quorate.Policy]:
 CLIP_NORM = 1.0
 METHODS = (
     Method("full sync", "full-sync", lambda _: quorate.FullSync()),
+    Method("full sync, clipped", "full-sync", lambda _: quorate.FullSync(), quorate.Learning(clip_norm=CLIP_NORM)),
     Method("backups 6 %", "backup", _backup(1 / 16)),
     Method("backups 25 %", "backup", _backup(1 / 4)),
+    Method("backups 25 %, clipped", "backup", _backup(1 / 4), quorate.Learning(clip_norm=CLIP_NORM)),
     Method("adaptive backups", "adaptive", lambda _: quorate.AdaptiveBackup()),
     Method("deadline", "deadline", lambda _: quorate.Deadline()),
     Method("k-batch", "k-batch", quorate.KBatchSync),

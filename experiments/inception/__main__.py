@@ -20,7 +20,7 @@ CURVES = "curves.csv"
 class Inception(Experiment):
     name = "inception"
     what = "Sync with 50+3, 100+6 and 200+12 workers beside async with as many: test precision and hours."
-    takes = "one GPU, under an hour"
+    takes = "one GPU, some 20 minutes"
 
     def run(self, options: Options) -> bool:
         if not options.quick:

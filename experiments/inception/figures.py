@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from pathlib import Path
 
 from experiments.common.curves import Point, first_reaching
-from experiments.common.drawing import figure_in
+from experiments.common.drawing import band, figure_in
 from experiments.common.spread import Spread, markdown, spread_of
 from experiments.common.trials import Found
-from experiments.inception.settings import FULL, Trial, configurations, final_accuracy
+from experiments.inception.settings import ASYNC, FULL, SYNC, Trial, configurations, final_accuracy
 from quorate.errors import BadInput
 
 #: Test precision@1 and hours of Inception v3 on ImageNet (Chen et al. 2016, table of figure 8).
@@ -34,14 +34,14 @@ def draw_all(folder: Path, found: Found[Trial, Point]) -> list[Path]:
     _draw_curves(folder / "curves.png", finals)
     _draw_tuning(folder / "tuning.png", found)
     summary = folder / "summary.md"
-    summary.write_text("\n".join([_table(finals), _targets(finals), _rates(found)]))
+    summary.write_text("\n".join([_table(finals), _pairs(finals), _targets(finals), _rates(found)]))
     return [folder / "curves.png", folder / "tuning.png", summary]
 
 
 def _finals(found: Found[Trial, Point]) -> Curves:
     """By configuration, the trainings at its chosen rate: that with the most seeds, the best where several have."""
     by_name: dict[str, dict[float, list[tuple[Trial, list[Point]]]]] = {}
-    for trial, points in found.items():
+    for trial, points in sorted(found.items(), key=lambda item: item[0].seed):
         if not trial.is_tuning:
             by_name.setdefault(trial.name, {}).setdefault(trial.lr, []).append((trial, points))
     chosen: Curves = {}
@@ -87,18 +87,50 @@ def _table(finals: Curves) -> str:
     return markdown(header, rows)
 
 
+def _pairs(finals: Curves) -> str:
+    """Sync beside async on as many machines: what it has more in the end, and who is first where both get to."""
+    rows = []
+    for sync, asynchronous in zip(SYNC, ASYNC, strict=True):
+        one, other = finals.get(f"sync {sync[0]}+{sync[1]}"), finals.get(f"async {asynchronous}")
+        if not one or not other:
+            continue
+        more = [final_accuracy(mine) - final_accuracy(yours) for (_, mine), (_, yours) in zip(one, other, strict=False)]
+        # What the weaker one has in its worst seed.
+        target = min(max(_measures(points)) for _, points in one + other)
+        hours = [_hours_to(target, trainings) for trainings in (one, other)]
+        means = [spread.mean for spread in hours if spread is not None]
+        rows.append(
+            (
+                one[0][0].name,
+                other[0][0].name,
+                spread_of(more).text(1, 100),
+                f"{100 * target:.1f}",
+                *("never" if spread is None else spread.text(3) for spread in hours),
+                f"{means[1] / means[0]:.2f}" if len(means) == 2 else "–",
+            )
+        )
+    header = ("sync", "async", "points more", "common target", "sync: hours", "async: hours", "times as soon")
+    return markdown(header, rows)
+
+
+def _measures(points: list[Point]) -> list[float]:
+    return [point.measure for point in points if not math.isnan(point.measure)] or [0.0]
+
+
+def _hours_to(target: float, trainings: list[tuple[Trial, list[Point]]]) -> Spread | None:
+    """None: some never get there."""
+    reached = [first_reaching(points, target) for _, points in trainings]
+    return spread_of([point.seconds / 3600 for point in reached if point]) if all(reached) else None
+
+
 def _targets(finals: Curves) -> str:
     """Hours to accuracies that several reach: the lowest final one, and some below."""
     lowest = min(_accuracy(trainings).mean for trainings in finals.values())
     targets = sorted({round(lowest * share, 3) for share in (0.9, 0.95, 0.99)})
     rows = []
     for name, trainings in finals.items():
-        cells = []
-        for target in targets:
-            reached = [first_reaching(points, target) for _, points in trainings]
-            hours = [point.seconds / 3600 for point in reached if point is not None]
-            cells.append(spread_of(hours).text(3) if len(hours) == len(trainings) else "never")
-        rows.append((name, *cells))
+        times = [_hours_to(target, trainings) for target in targets]
+        rows.append((name, *("never" if hours is None else hours.text(3) for hours in times)))
     return markdown(("hours to accuracy", *(f"{100 * target:.1f}" for target in targets)), rows)
 
 
@@ -109,24 +141,29 @@ def _rates(found: Found[Trial, Point]) -> str:
         if trial.name == "sync 100+6" and not trial.is_tuning:
             by_rate.setdefault(trial.lr, []).append(points)
     rows = [
-        (f"{rate:g}", spread_of([final_accuracy(points) for points in some]).text(2, 100), len(some))
+        (
+            f"{rate:g}",
+            spread_of([final_accuracy(points) for points in some]).text(2, 100),
+            some[0][-1].update,
+            len(some),
+        )
         for rate, some in sorted(by_rate.items())
     ]
-    return markdown(("100+6, initial rate", "accuracy", "seeds"), rows)
+    return markdown(("100+6, initial rate", "accuracy", "updates", "seeds"), rows)
 
 
 def _draw_curves(file: Path, finals: Curves) -> None:
     with figure_in(file, 1, 2, (9.0, 3.8)) as (over_hours, over_epochs):
         for name, trainings in finals.items():
             trial = trainings[0][0]
-            looks = {"color": _COLOURS[trial.workers], "ls": "-" if trial.method == "sync" else "--", "lw": 1.4}
+            looks = {"ls": "-" if trial.method == "sync" else "--", "lw": 1.4}
             curves = [points for _, points in trainings]
-            count = min(len(points) for points in curves)
-            accuracy = [100 * statistics.fmean(points[at].measure for points in curves) for at in range(count)]
-            hours = [statistics.fmean(points[at].seconds for points in curves) / 3600 for at in range(count)]
-            epochs = [points.samples / FULL.train_samples for points in curves[0][:count]]
-            over_hours.plot(hours, accuracy, label=name, **looks)
-            over_epochs.plot(epochs, accuracy, label=name, **looks)
+            hours = [[(point.seconds / 3600, 100 * point.measure) for point in points] for points in curves]
+            epochs = [
+                [(point.samples / FULL.train_samples, 100 * point.measure) for point in points] for points in curves
+            ]
+            band(over_hours, hours, _COLOURS[trial.workers], name, **looks)
+            band(over_epochs, epochs, _COLOURS[trial.workers], name, **looks)
         over_hours.set(xscale="log", xlabel="hours of virtual time", ylabel="test accuracy, %")
         over_epochs.set(xlabel="epochs of samples applied")
         over_epochs.legend(frameon=False, fontsize=8)
@@ -144,5 +181,9 @@ def _draw_tuning(file: Path, found: Found[Trial, Point]) -> None:
                 ls = "-o" if one.method == "sync" else "--s"
                 colour = _COLOURS[one.workers]
                 axes.plot(*zip(*tried, strict=True), ls, color=colour, ms=4, lw=1.2, label=one.name)
-        axes.set(xscale="log", xlabel="initial learning rate", ylabel="test accuracy after the short training")
+        axes.set(
+            xscale="log",
+            xlabel="initial learning rate",
+            ylabel="accuracy on pictures held back,\nafter the short training",
+        )
         axes.legend(frameon=False, fontsize=8)

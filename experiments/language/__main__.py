@@ -18,7 +18,7 @@ from quorate.tasks.charlm import load_shakespeare
 class Language(RaceExperiment):
     name = "language"
     what = "Which policy trains a character transformer soonest and best on 16 machines?"
-    takes = "one GPU, some 5 minutes"
+    takes = "one GPU, some 4 minutes"
     full, quick = FULL, QUICK
 
     def training(self, options: Options) -> Callable[[Trial], list[Point]]:

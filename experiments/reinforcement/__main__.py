@@ -17,7 +17,7 @@ from experiments.reinforcement.training import train
 class Reinforcement(RaceExperiment):
     name = "reinforcement"
     what = "Which policy learns to balance a pole soonest and best on 16 machines?"
-    takes = "a CPU of 16 cores, some 4 minutes"
+    takes = "two CPU cores, 30 minutes"
     full, quick = FULL, QUICK
     digits = 0
 

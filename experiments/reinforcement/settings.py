@@ -31,6 +31,7 @@ FULL = Race(
     reference=FULL_SYNC,
     targets=(200.0, 450.0),
     last=5,
+    tuned_with="the test episodes",
     together=True,
 )
 QUICK = replace(
