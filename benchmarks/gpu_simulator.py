@@ -1,8 +1,8 @@
 """python -m benchmarks.gpu_simulator [--updates N]: how much of a cluster a GPU simulates a minute.
 
 The Inception net of experiments/inception and a smaller one, on made-up pictures: async and synchronous, with recorded
-gradients (CUDA graphs) and without. Prints, for each, gradients a second, and simulated worker-hours a device-minute.
-Also whether recording changes the parameters: it must not, by a single bit.
+gradients (CUDA graphs) and without, and side by side. Prints, for each, gradients a second, and simulated worker-hours
+a device-minute. Also whether recording changes the parameters: it must not, by a single bit.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import quorate
 from quorate.learner import digest
 from quorate.tasks.cifar10 import Cifar10
 from quorate.tasks.inception import Cifar10Inception
+from quorate.tasks.pixelcnn import PixelCnn
 
 _BATCH = 16
+RECORDED, CALL_BY_CALL, SIDE_BY_SIDE = "recorded", "call by call", "side by side"
 
 
-def run(task: quorate.Task, policy: quorate.Policy, workers: int, updates: int, recorded: bool) -> tuple[str, str]:
+def run(task: quorate.Task, policy: quorate.Policy, workers: int, updates: int, how: str) -> tuple[str, str]:
     """One run: a line of figures, and the digest of its parameters."""
     seen: list[tuple[float, float, int]] = []
 
@@ -37,7 +39,13 @@ def run(task: quorate.Task, policy: quorate.Policy, workers: int, updates: int, 
     result = quorate.train(
         task,
         policy,
-        quorate.Simulated(workers, "chen2016", device="cuda", graphs=recorded),
+        quorate.Simulated(
+            workers,
+            "chen2016",
+            device="cuda",
+            graphs=how != CALL_BY_CALL,
+            together=True if how == SIDE_BY_SIDE else None,
+        ),
         updates=updates,
         batch_size=_BATCH,
         evaluate_every=max(1, updates // 2),
@@ -66,6 +74,7 @@ def main() -> int:
     data = pictures(50_000), pictures(1000, seed=8)
     tasks: dict[str, Callable[[], quorate.Task]] = {
         "inception": lambda: Cifar10Inception(data, lr=0.002, samples_per_update=_BATCH, precision="tf32"),
+        "pixelcnn": lambda: PixelCnn(data, lr=1e-4, precision="tf32"),
         "alexnet": lambda: Cifar10("alexnet", data, lr=0.002, precision="tf32"),
     }
     policies: list[tuple[quorate.Policy, int, int]] = [
@@ -78,10 +87,12 @@ def main() -> int:
     for name, make in tasks.items():
         for policy, workers, updates in policies:
             digests = set()
-            for recorded in (True, False, True):
-                line, bits = run(make(), policy, workers, updates, recorded)
-                digests.add(bits)
-                how = "recorded" if recorded else "call by call"
+            for how in (RECORDED, CALL_BY_CALL, RECORDED, SIDE_BY_SIDE):
+                if how == SIDE_BY_SIDE and (workers == 1 or policy.staleness_bound == 0):
+                    continue
+                line, bits = run(make(), policy, workers, updates, how)
+                if how != SIDE_BY_SIDE:  # which rounds otherwise
+                    digests.add(bits)
                 print(f"{name:10} {policy.name:9} {workers:4} workers {how:13} {line}", flush=True)
             if len(digests) > 1:
                 failed = 1

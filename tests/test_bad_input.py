@@ -155,11 +155,6 @@ def test_a_policy_an_engine_cannot_run_is_refused_with_those_it_can() -> None:
         quorate.train(Toy(), quorate.Async(), OnlySync(2), updates=1)
 
 
-def test_together_is_refused_where_it_makes_no_sense() -> None:
-    with pytest.raises(quorate.BadInput, match="several versions"):
-        quorate.train(Toy(), quorate.Async(), quorate.Simulated(2, together=True), updates=1)
-
-
 def test_a_network_without_a_size_is_refused() -> None:
     with pytest.raises(quorate.BadInput, match="model_bytes"):
         quorate.train(None, quorate.Async(), quorate.Simulated(2, network="bandwidth=1Gbps"), updates=1)

@@ -72,7 +72,7 @@ class Replayed(InProcessEngine):
         if threads is not None:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(threads)
-        self._open_model(job, together=recorded == "together", arithmetic=recorded)
+        self._open_model(job, together=recorded in ("together", "abreast"), arithmetic=recorded)
         if self.arithmetic is not None and recorded is not None and self.arithmetic != recorded:
             raise BadInput(f"the trace was made with {recorded} gradients, this task gives {self.arithmetic} ones")
         self._records = read_trace(self._path)

@@ -251,8 +251,6 @@ class OverflowsInBackward(Poisoned):
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("together", [None, True])
 def test_a_gradient_that_is_not_finite_though_its_loss_is(policy: quorate.Policy, together: bool | None) -> None:
-    if together and policy.staleness_bound != 0 and not isinstance(policy, quorate.Delayed):
-        pytest.skip("gradients of several versions are never computed together")
     engine = quorate.Simulated(4, "shifted-exp:1,0.3", together=together)
     result = quorate.train(OverflowsInBackward(None), policy, engine, epochs=2)
     assert result.summary["tickets"]["refused"] == 6  # three times in each epoch

@@ -56,3 +56,13 @@ def test_a_recorded_run_has_the_bits_of_a_plain_one(policy: quorate.Policy, lear
 
 def test_a_loss_that_cannot_be_recorded_is_computed_call_by_call() -> None:
     assert _train(CountsItsCalls(), quorate.Async(), True) is not None
+
+
+def test_lanes_recorded_have_the_bits_of_lanes_called() -> None:
+    digests = set()
+    for graphs in (True, False):
+        engine = quorate.Simulated(5, "shifted-exp:1,1", device="cuda", graphs=graphs, together=True)
+        result = quorate.train(Toy(_normed, plain_sgd), quorate.Async(), engine, updates=60)
+        assert result.metrics.header["engine"]["arithmetic"] == "abreast"
+        digests.add(result.digest)
+    assert len(digests) == 1

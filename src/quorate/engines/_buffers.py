@@ -42,6 +42,10 @@ class Buffers:
             not counter.is_complex() and counter.dtype != torch.bool for counter in self._newest_counters
         )
 
+    def live(self) -> list[Tensor]:
+        """Those that the model sees, in the order of `flat`."""
+        return self._slots.tensors()
+
     def after_forward(self) -> list[Tensor]:
         """A copy of what the forward pass made of them; the model gets those of the newest version back."""
         if not self.any:

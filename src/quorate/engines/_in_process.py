@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quorate.engines._abreast import Abreast
 from quorate.engines._behind import TogetherBehind
 from quorate.engines._bench import Bench, Strategy
 from quorate.engines._kept import HALF, Kept, finds_nan_early
+from quorate.engines._lanes import MOST as MOST_LANES
+from quorate.engines._lanes import lanes
 from quorate.engines._recorded import recorded
 from quorate.engines._replayed import Replayed
 from quorate.engines._summed import Summed
@@ -38,7 +41,8 @@ class InProcessEngine(Engine):
         return None if self._strategy is None else self._strategy.arithmetic
 
     def _open_model(self, job: Job, together: bool | None, arithmetic: str | None = None) -> None:
-        """Make the model. `together`: compute a synchronous round as one big batch (None: on a GPU).
+        """Make the model. `together`: compute a synchronous round as one big batch (None: on a GPU), and gradients of
+        several versions side by side (None: no).
 
         `arithmetic`: do as a recorded run did, where its engine could have done otherwise.
         """
@@ -50,20 +54,25 @@ class InProcessEngine(Engine):
         self._bench = bench = Bench(job, self.device)
         wanted = self.device.type != "cpu" if together is None else together
         if finds_nan_early(job.policy) or (arithmetic or "").startswith(Kept.arithmetic):
-            in_rounds = isinstance(job.policy, Delayed)
-            if together and not in_rounds:
-                raise BadInput(f"together is on, but {job.policy.name} applies gradients of several versions")
-            rounds = in_rounds and self.workers > 1  # a round of one batch is no bigger than the batch
-            if rounds and wanted and not job.learning.delay_compensation and may_go_together(bench):
+            several = self.workers > 1  # one batch alone is no bigger
+            rounds = isinstance(job.policy, Delayed) and not job.learning.delay_compensation
+            if rounds and several and wanted and may_go_together(bench):
                 self._strategy = TogetherBehind(bench, job.policy)
             else:
-                self._strategy = self._kept_apart(bench, job.policy, half=arithmetic == HALF)
+                side_by_side = several and together is True
+                self._strategy = self._kept_apart(bench, job.policy, side_by_side, half=arithmetic == HALF)
             return
         self._strategy = Together(bench) if wanted and may_go_together(bench) else Summed(bench)
 
-    def _kept_apart(self, bench: Bench, policy: Policy, half: bool) -> Strategy:
-        recording = recorded(bench) if self.device.type == "cuda" and self.graphs and not half else None
-        return Kept(bench, policy, half) if recording is None else Replayed(bench, policy, recording)
+    def _kept_apart(self, bench: Bench, policy: Policy, side_by_side: bool, half: bool) -> Strategy:
+        if half:
+            return Kept(bench, policy, half)
+        if side_by_side:
+            made = lanes(bench, min(self.workers, MOST_LANES), self.graphs)
+            if made is not None:
+                return Abreast(bench, policy, made)
+        recording = recorded(bench) if self.device.type == "cuda" and self.graphs else None
+        return Kept(bench, policy) if recording is None else Replayed(bench, policy, recording)
 
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
         return _NOTHING_LEARNED if self._strategy is None else self._strategy.apply(tickets, weights)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,24 @@ from quorate.flat import Flat
 _WARM_UPS = 3
 #: By how much a replay may differ from the same batch computed call by call, as a share of the gradient.
 _CLOSE = 1e-3
+
+
+def record(compute: Callable[[], Tensor], clear: Callable[[], None]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """The calls of `compute` as a graph, and what it gave, which every replay writes anew; `clear` goes between calls.
+
+    Libraries set themselves up in their first calls, which cannot be recorded.
+    """
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UPS):
+            compute()
+            clear()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = compute()
+    return graph, made
 
 
 class Recorded:
@@ -26,23 +46,10 @@ class Recorded:
         self._indices = torch.arange(samples, device=device) % (bench.task.samples() or samples)
         self.start, self.after = bench.buffers.flat.copy(), bench.buffers.flat.copy()
         self.gradient = Flat(bench.learner.flat.layout, device)
-        self._warm_up()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self.numbers = self._compute()
+        self._graph, self.numbers = record(self._compute, bench.learner.clear_gradients)
         #: Whether every parameter has a gradient.
         self.is_whole = all(parameter.grad is not None for parameter in bench.learner.params)
         bench.learner.clear_gradients()
-
-    def _warm_up(self) -> None:
-        """Libraries set themselves up in their first calls, which cannot be recorded."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UPS):
-                self._compute()
-                self._bench.learner.clear_gradients()
-        torch.cuda.current_stream().wait_stream(side)
 
     def _compute(self) -> Tensor:
         """Gives the loss and the norm of the gradient, which is finite if and only if every element is."""

@@ -93,7 +93,7 @@ def may_go_together(bench: Bench) -> bool:
     first, second = 0, 1
     if bench.ledger.size(first) != bench.ledger.size(second):
         return False
-    with _without_chance(bench.learner.model), _full_precision():
+    with without_chance(bench.learner.model), full_precision():
         with each_group_by_itself(bench.learner.model, 2):
             bench.backward([first, second])
         together = [grad.clone() for grad in bench.gradients()]
@@ -113,7 +113,7 @@ def may_go_together(bench: Bench) -> bool:
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
+def full_precision() -> Iterator[None]:
     """tf32 rounds so coarsely that a deep net's gradients change with the shape of the batch."""
     cudnn, matmul = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
@@ -124,7 +124,7 @@ def _full_precision() -> Iterator[None]:
 
 
 @contextmanager
-def _without_chance(model: nn.Module) -> Iterator[None]:
+def without_chance(model: nn.Module) -> Iterator[None]:
     """Dropout draws other masks for one big batch; it must not hide that the gradients agree.
 
     Nor must shifted and mirrored pictures: a loss asks the model as a whole (`model.training`) whether to make them.

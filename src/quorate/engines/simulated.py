@@ -30,9 +30,11 @@ class Simulated(InProcessEngine):
     network: communication on top, as a model or its text form; None: free.
     faults: when workers leave and come back, as a script or its text form.
     device: where gradients are computed, e.g. "cpu" or "cuda".
-    together: compute a synchronous round as one big batch. None: on a GPU yes, on a CPU no.
-    graphs: on a GPU, where gradients are computed one by one, record the calls of one as a CUDA graph. It is tried out
-        first; switch it off for a loss that depends on something in Python that a try does not show.
+    together: compute a synchronous round as one big batch (None: on a GPU yes, on a CPU no), and the gradients of
+        asynchronous workers side by side, each at its own version (None: no). It pays where calls cost more than
+        their arithmetic: for tiny nets, and on a GPU. Both are tried out first.
+    graphs: on a GPU, record the calls of asynchronous gradients as a CUDA graph. It is tried out first, too; switch it
+        off for a loss that depends on something in Python that a try does not show.
     model_bytes: size of a version and of a gradient, where no gradients are computed.
     """
 

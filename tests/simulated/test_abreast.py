@@ -1,0 +1,259 @@
+"""Gradients of several versions side by side: the same training as one by one, but for rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from experiments.common.made_up import pictures
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+import quorate
+from quorate.engines import _lanes
+from quorate.engines._matmul import ConvolutionsAsMatmul, conv2d
+from quorate.tasks.charlm import CharLm
+from quorate.tasks.inception import Cifar10Inception
+from quorate.tasks.mnist import Mnist
+from quorate.tasks.pixelcnn import PixelCnn
+from tests.tasks import Toy, adam, batch_norm_net, plain_sgd, sgd
+
+POLICIES = [
+    quorate.Async(),
+    quorate.Async(max_staleness=3),
+    quorate.Async(staleness_weights=True),
+    quorate.SoftSync(2),
+    quorate.BoundedStaleness(2),
+]
+LEARNING: list[dict[str, float]] = [{}, {"clip_norm": 0.5, "ema": 0.9}, {"delay_compensation": 0.5}]
+
+
+def _pictures() -> nn.Module:
+    """Six numbers as a picture of 2×3, and layers of many kinds."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 4, 3, padding=1, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, (2, 1)),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(),
+        nn.utils.parametrizations.weight_norm(nn.Linear(12, 3)),
+    )
+
+
+def _run(task: Any, policy: quorate.Policy, together: bool, workers: int = 5, **options: Any) -> quorate.Result:
+    engine = quorate.Simulated(workers, "shifted-exp:1,1", together=together, **options.pop("engine", {}))
+    return quorate.train(task, policy, engine, updates=40, **options)
+
+
+def _assert_close(one: quorate.Result, other: quorate.Result) -> None:
+    assert one.parameters.keys() == other.parameters.keys()
+    for name, tensor in one.parameters.items():
+        torch.testing.assert_close(tensor, other.parameters[name], rtol=1e-3, atol=1e-4)
+
+
+def _arithmetic(result: quorate.Result) -> str:
+    found: str = result.metrics.header["engine"]["arithmetic"]
+    return found
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("learning", LEARNING, ids=repr)
+@pytest.mark.parametrize("make", [batch_norm_net, _pictures], ids=["batch norm", "pictures"])
+def test_a_run_side_by_side_is_the_run_one_by_one(
+    make: Any, policy: quorate.Policy, learning: dict[str, float]
+) -> None:
+    apart, abreast = (
+        _run(Toy(make, plain_sgd), policy, together, learning=quorate.Learning(**learning))
+        for together in (False, True)
+    )
+    assert _arithmetic(apart) == "kept" and _arithmetic(abreast) == "abreast"
+    assert apart.metrics.seconds == abreast.metrics.seconds
+    _assert_close(apart, abreast)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam], ids=["momentum", "adam"])
+def test_more_workers_than_lanes(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quorate.engines._in_process.MOST_LANES", 3)
+    apart, abreast = (_run(Toy(optimizer=optimizer), quorate.Async(), together, 8) for together in (False, True))
+    assert _arithmetic(abreast) == "abreast"
+    _assert_close(apart, abreast)
+
+
+def test_several_are_computed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    compute = _lanes.Lanes.compute
+    monkeypatch.setattr(
+        _lanes.Lanes, "compute", lambda lanes, batches: (calls.append(len(batches)), compute(lanes, batches))
+    )
+    engine = quorate.Simulated(8, "lognormal:1,0.1", together=True)
+    quorate.train(Toy(samples=800), quorate.Async(), engine, updates=200)
+    del calls[0]  # the try at the beginning
+    assert 200 <= sum(calls) < 220 and sum(calls) / len(calls) > 6
+
+
+def test_workers_that_leave_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = {"faults": "lose:1@3;join:1@9;lose:2@5"}
+    apart, abreast = (_run(Toy(), quorate.Async(), together, engine=engine) for together in (False, True))
+    assert _arithmetic(abreast) == "abreast"
+    _assert_close(apart, abreast)
+
+
+def test_what_is_lost_before_it_is_due_is_never_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    compute = _lanes.Lanes.compute
+    monkeypatch.setattr(
+        _lanes.Lanes, "compute", lambda lanes, batches: (computed.extend(batches), compute(lanes, batches))
+    )
+    engine = quorate.Simulated(3, "constant:1*slow:2=50", faults="lose:2@0.5", together=True)
+    quorate.train(Toy(samples=800), quorate.Async(), engine, updates=20)
+    del computed[:2]  # the try at the beginning
+    assert len(computed) < 24 and computed.count(2) <= 1  # the lost one's batch, which another has to do
+
+
+def test_the_last_batch_of_an_epoch_may_be_smaller() -> None:
+    apart, abreast = (_run(Toy(samples=27, batch_size=8), quorate.Async(), together) for together in (False, True))
+    assert _arithmetic(abreast) == "abreast"
+    _assert_close(apart, abreast)
+
+
+class BadSample(Toy):
+    """One sample of the hundred has no gradient that is finite."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        x, y = batch
+        bad = (x == self.data.tensors[0][55]).all(1).any()
+        return functional.cross_entropy(model(x), y) * torch.where(bad, torch.nan, 1.0)
+
+
+def test_a_gradient_that_is_not_finite_spoils_no_other() -> None:
+    apart, abreast = (_run(BadSample(), quorate.Async(), together) for together in (False, True))
+    assert _arithmetic(abreast) == "abreast"
+    assert abreast.metrics.refused_tickets == apart.metrics.refused_tickets > 0
+    _assert_close(apart, abreast)
+
+
+class AsksForANumber(Toy):
+    """A loss that looks at a value in Python, which cannot be done for several at once."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = super().loss(model, batch)
+        return loss if loss.item() < 100 else loss * 2
+
+
+class Unused(nn.Module):
+    """Has a parameter that no loss depends on, and which an optimizer leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.used(x)
+        return y
+
+
+class SumOfASum(Toy):
+    """Not a mean: one big batch would not do, lanes do."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) ** 2
+
+
+@pytest.mark.parametrize(
+    "task", [AsksForANumber(), Toy(Unused), Toy(samples=8, batch_size=8)], ids=["number", "unused", "one"]
+)
+def test_what_cannot_go_side_by_side_goes_one_by_one(task: Any) -> None:
+    result = _run(task, quorate.Async(), True)
+    assert _arithmetic(result) == "kept"
+    assert result.digest == _run(task, quorate.Async(), False).digest
+
+
+def test_a_loss_need_not_be_a_mean() -> None:
+    apart, abreast = (_run(SumOfASum(optimizer=plain_sgd), quorate.Async(), together) for together in (False, True))
+    assert _arithmetic(abreast) == "abreast"
+    _assert_close(apart, abreast)
+
+
+def _drops() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 3))
+
+
+def test_equal_seeds_give_equal_bits_also_with_chance_and_when_played_again(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    first = _run(Toy(_drops), quorate.Async(), True, out=out)
+    torch.rand(3)  # what others draw makes no difference
+    second = _run(Toy(_drops), quorate.Async(), True)
+    assert _arithmetic(first) == "abreast"
+    assert first.digest == second.digest == quorate.replay(out, Toy(_drops)).result.digest
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        lambda: Mnist((pictures(64, channels=1, size=28), pictures(8, channels=1, size=28)), channels=(4, 4, 4, 8)),
+        lambda: Cifar10Inception((pictures(64), pictures(8)), width=0.1),
+        lambda: PixelCnn((pictures(64, size=8), pictures(8, size=8)), channels=6, layers=1, mixtures=2, test_samples=8),
+        lambda: CharLm(text="the first of many, and the last of few; " * 100, context=8, width=8, layers=1, heads=2),
+        lambda: "digits",
+    ],
+    ids=["mnist", "inception", "pixelcnn", "charlm", "digits"],
+)
+def test_ready_tasks_go_side_by_side(task: Any) -> None:
+    engine = quorate.Simulated(3, "shifted-exp:1,1", together=True)
+    result = quorate.train(task(), quorate.Async(), engine, updates=4, batch_size=4)
+    assert _arithmetic(result) == "abreast"
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(3, 7), st.integers(3, 7)),
+    st.integers(1, 3),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    st.integers(1, 2),
+    st.booleans(),
+)
+def test_convolutions_as_products(
+    shape: tuple[int, ...],
+    out: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: int,
+    has_bias: bool,
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(out, shape[1], *kernel, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(out, dtype=torch.float64, requires_grad=True) if has_bias else None
+    inputs = [one for one in (x, weight, bias) if one is not None]
+    try:
+        plain = torch.conv2d(x, weight, bias, stride, padding, dilation)
+    except RuntimeError:  # the kernel is larger than the picture
+        return
+    product = conv2d(x, weight, bias, stride, padding, dilation)
+    torch.testing.assert_close(product, plain)
+    towards = torch.randn_like(plain)
+    for one, other in zip(
+        torch.autograd.grad(product, inputs, towards), torch.autograd.grad(plain, inputs, towards), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("options", [{"padding": "same"}, {"groups": 2}, {"padding_mode": "reflect", "padding": 1}])
+def test_other_convolutions_stay_what_they_are(options: dict[str, Any]) -> None:
+    layer, x = nn.Conv2d(4, 6, 3, **options), torch.randn(2, 4, 8, 8)
+    with ConvolutionsAsMatmul():
+        torch.testing.assert_close(layer(x), layer.forward(x))
+    plain = layer(x)
+    with ConvolutionsAsMatmul():
+        torch.testing.assert_close(layer(x), plain)
