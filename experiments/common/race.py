@@ -60,6 +60,9 @@ class Race:
     at_its_rate: whether all methods are also run with the reference's rate, under the first latency.
     targets: of the measure; none: what the reference has in its worst seed after a quarter, half and all of the time.
     together: of the simulated engine; True where a CPU, too, is quicker with a round as one batch.
+    shares: of the time; synchronous methods of several workers are also run to the end of so much of it, under the
+        first latency: that says more than what a longer training had by then, its rate still high.
+    averaged_share: the parameters measured are an average that looks back over this share of the updates; 0: none.
     tuned_with: what a rate is judged by, which should not be the test data.
     last: evaluations whose mean is the final measure, and has to reach a target, where one alone is too noisy.
     """
@@ -76,6 +79,8 @@ class Race:
     at_its_rate: bool = False
     targets: tuple[float, ...] = ()
     last: int = 1
+    shares: tuple[float, ...] = ()
+    averaged_share: float = 0.0
     tuned_with: str = "held-back data"
     most_rates: int = 6
     evaluations: int = 40
@@ -97,9 +102,24 @@ class Race:
         for latency in self.latencies:
             for seed in self.seeds:
                 yield from (Trial(name, latency, rate, seed, self.seconds) for name, rate in rates.items())
+        for seconds in self.shorter():
+            for seed in self.seeds:
+                yield from (
+                    Trial(method.name, self.latencies[0], rates[method.name], seed, seconds)
+                    for method in self.in_less_time()
+                    if method.name in rates
+                )
         if self.at_its_rate and len(rates) == len(self.methods):
             for seed in self.seeds:
                 yield from (Trial(name, self.latencies[0], rates[self.reference], seed, self.seconds) for name in rates)
+
+    def shorter(self) -> list[float]:
+        """Lengths of trainings that have a share of the time."""
+        return [float(round(share * self.seconds)) for share in self.shares]
+
+    def in_less_time(self) -> list[Method]:
+        """Who is also run with a share of the time."""
+        return [method for method in self.methods if method.workers > 1 and method.policy.staleness_bound == 0]
 
     def tuning(self, method: Method, found: Found[Trial, Point]) -> tuple[list[Trial], Trial | None]:
         """The trials that choose a method's rate, and the best of them once all are there."""
@@ -130,13 +150,18 @@ class Race:
         return None if best is None else best.lr
 
     def curves(
-        self, name: str, found: Found[Trial, Point], latency: str, rate: float | None = None
+        self,
+        name: str,
+        found: Found[Trial, Point],
+        latency: str,
+        rate: float | None = None,
+        seconds: float | None = None,
     ) -> list[list[Point]]:
-        """All seeds of a method, with its tuned rate or another."""
+        """All seeds of a method, with its tuned rate or another, over the whole time or less."""
         rate = self.rate(name, found) if rate is None else rate
         if rate is None:
             return []
-        trials = [Trial(name, latency, rate, seed, self.seconds) for seed in self.seeds]
+        trials = [Trial(name, latency, rate, seed, seconds or self.seconds) for seed in self.seeds]
         return [found[trial] for trial in trials if trial in found]
 
     def all_targets(self, found: Found[Trial, Point], latency: str) -> list[float]:
@@ -168,6 +193,8 @@ class Race:
     def train(self, trial: Trial, task: Any, device: str, **options: Any) -> list[Point]:
         """Train to the end, and measure so often that a curve can be drawn; `options` are those of `quorate.train`."""
         method, updates = self.method(trial.method), self.updates(trial)
+        if self.averaged_share:
+            options["learning"] = quorate.Learning(ema=max(0.0, 1 - 1 / (self.averaged_share * updates)))
         return train_curve(
             task,
             method.policy,

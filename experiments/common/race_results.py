@@ -35,6 +35,8 @@ def write_race(race: Race, found: Found[Trial, Point], folder: Path, digits: int
         f"Latency {latency}; every method with its tuned rate\n\n{_table(race, found, latency, digits)}"
         for latency in race.latencies
     ]
+    if race.shares:
+        parts.append(f"To the end of a shorter time, latency {race.latencies[0]}\n\n{_shorter(race, found, digits)}")
     if race.at_its_rate:
         rate = race.rate(race.reference, found)
         table = _table(race, found, race.latencies[0], digits, rate)
@@ -67,6 +69,20 @@ def _table(race: Race, found: Found[Trial, Point], latency: str, digits: int, ra
         cells = [_time(race, found, latency, curves, target) for target in targets]
         lines.append([method.name, f"{used:g}", curves[0][-1].update, end, *cells])
     return markdown(header, lines)
+
+
+def _shorter(race: Race, found: Found[Trial, Point], digits: int) -> str:
+    """Synchronous methods with less time, beside the reference with all of it."""
+    unit, latency = _unit(race), race.latencies[0]
+    rows = []
+    for name, seconds in [
+        (race.reference, race.seconds),
+        *((method.name, seconds) for seconds in race.shorter() for method in race.in_less_time()),
+    ]:
+        curves = race.curves(name, found, latency, seconds=seconds)
+        if curves:
+            rows.append([name, unit.of(seconds), curves[0][-1].update, _finals(race, curves).text(digits)])
+    return markdown(["method", "time", "updates", f"{race.measure} at the end"], rows)
 
 
 def _finals(race: Race, curves: Sequence[Sequence[Point]]) -> Any:

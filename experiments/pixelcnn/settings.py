@@ -21,14 +21,16 @@ FULL = Race(
         Method("15+1", quorate.BackupSync(15, 1), 16, _SYNC_RATES, dashed=True),
     ),
     latencies=("chen2016",),
-    seconds=5000.0,
-    tuning_seconds=1250.0,
+    seconds=20_000.0,
+    tuning_seconds=5000.0,
     seeds=(1, 2, 3),
     measure="nll",
     unit="test NLL, bits per dimension",
     rising=False,
     reference=ONE,
     at_its_rate=True,
+    shares=(1 / 3, 1 / 4),
+    averaged_share=0.02,
 )
 QUICK = replace(
     FULL,

@@ -61,7 +61,7 @@ def _draw_staleness(axes: Axes, made: Made, length: Length) -> None:
     )
     axes.set(xlabel="staleness, updates", ylabel="test error, %")
     _set_error_scale(axes)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8)
 
 
 def _draw_repairs(axes: Axes, made: Made, length: Length) -> None:

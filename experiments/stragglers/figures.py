@@ -140,4 +140,4 @@ def draw_measured(file: Path, processes: MeasuredFound) -> None:
             axes.set(xlabel="k", title=f"delays: {delay}", ylim=(0, None))
             axes.xaxis.get_major_locator().set_params(integer=True)
         panels_list[0].set_ylabel("mean time to the k-th gradient\nover that to the middle one")
-        panels_list[0].legend(frameon=False, loc="upper left")
+        panels_list[-1].legend(frameon=False, loc="upper left")

@@ -79,6 +79,26 @@ def test_every_method_is_tuned_and_then_run_with_every_seed_in_every_world() -> 
     assert list(found)[-3:] == [Trial("async", "constant:2", 0.4, seed, 40.0) for seed in (1, 2, 3)]
 
 
+def test_synchronous_methods_are_also_run_with_less_time(tmp_path: Path) -> None:
+    race = replace(RACE, reference="one", shares=(0.25,), at_its_rate=False)
+    race = replace(race, methods=(*race.methods, Method("one", quorate.FullSync(), 1, (0.4, 0.8))))
+    found = played(race, {"async": 0.2, "sync": 0.4, "one": 0.4})
+    shorter = [trial for trial in found if trial.seconds == 10.0 and trial.seed != TUNING_SEED]
+    assert shorter == [Trial("sync", "constant:2", 0.4, seed, 10.0) for seed in (1, 2, 3)]
+    text = write_race(race, found, tmp_path)[0].read_text()
+    assert "| one | 0.667 minutes | 4 | 0.120 ± 0.025 |" in text
+    assert "| sync | 0.167 minutes | 4 | 0.120 ± 0.025 |" in text
+
+
+def test_the_average_looks_back_over_a_share_of_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("experiments.common.race.train_curve", lambda *_, **options: seen.append(options))
+    for share in (0.0, 0.5):
+        replace(RACE, averaged_share=share).train(Trial("sync", "constant:2", 0.4, 1, 40.0), Toy(), "cpu")
+    assert "learning" not in seen[0]
+    assert seen[1]["learning"].ema == pytest.approx(1 - 1 / 10)  # of 20 updates
+
+
 def test_what_diverged_is_never_chosen() -> None:
     good, bad = Point(1, 1.0, 1, 0.5, 0.0), Point(1, 1.0, 1, 0.1, 0.0, diverged=1)
     assert RACE.score([good]) == -0.5 and RACE.score([bad]) == -math.inf

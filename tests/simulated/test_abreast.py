@@ -77,6 +77,26 @@ def test_a_run_side_by_side_is_the_run_one_by_one(
     _assert_close(apart, abreast)
 
 
+@pytest.mark.parametrize("policy", [quorate.Delayed(1), quorate.Delayed(4), quorate.Delayed(20, warm_up=15)], ids=repr)
+@pytest.mark.parametrize("learning", LEARNING, ids=repr)
+@pytest.mark.parametrize("make", [batch_norm_net, _pictures], ids=["batch norm", "pictures"])
+def test_one_late_worker_computes_ahead(
+    make: Any, policy: quorate.Delayed, learning: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    compute = _lanes.Lanes.compute
+    monkeypatch.setattr(
+        _lanes.Lanes, "compute", lambda lanes, batches: (calls.append(len(batches)), compute(lanes, batches))
+    )
+    apart, abreast = (
+        _run(Toy(make, plain_sgd, samples=92), policy, together, 1, learning=quorate.Learning(**learning))
+        for together in (False, True)
+    )
+    assert _arithmetic(apart) == "kept" and _arithmetic(abreast) == "abreast"
+    assert max(calls) >= min(policy.delay + 1, 8)  # at the end of an epoch a smaller batch is in the way
+    _assert_close(apart, abreast)
+
+
 @pytest.mark.parametrize("optimizer", [sgd, adam], ids=["momentum", "adam"])
 def test_more_workers_than_lanes(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quorate.engines._in_process.MOST_LANES", 3)

@@ -12,11 +12,12 @@ from quorate.policies import Policy
 
 
 class _Slot(Slot):
-    """point: the parameters to compute at."""
+    """point: the parameters to compute at. numbers: loss and norm; None: not computed yet."""
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self.point = bench.learner.flat.copy()
+        self.numbers: tuple[float, float] | None = None
 
 
 class Abreast(Slotted[_Slot]):
@@ -25,6 +26,9 @@ class Abreast(Slotted[_Slot]):
     A ticket keeps a copy of the version it read. In the time that one of W workers takes the others begin anew once,
     so of W gradients nearly all can be computed in one go, on a GPU at little more than the cost of one. What
     is cancelled before is never computed. Chance (dropout, augmentation) is drawn for all of them at once.
+
+    One worker whose gradients are used late (`Delayed`) reads versions that are long known: there, the tickets that
+    come next are foreseen, and computed with the one that is due. One that does not come was computed in vain.
     """
 
     arithmetic = "abreast"
@@ -33,45 +37,74 @@ class Abreast(Slotted[_Slot]):
         super().__init__(bench, policy, lanes.samples)
         self._lanes = lanes
         self._waiting: dict[int, Ticket] = {}  # begun, not computed; in the order in which they began
-        self._numbers: dict[int, tuple[float, float]] = {}  # of those that are computed
+        self._foreseen: dict[tuple[int, int], _Slot] = {}  # by batch and version: computed, not begun
 
     def _new_slot(self) -> _Slot:
         return _Slot(self.bench)
 
+    # ------------------------------------------------------------ beginning
+
+    def _slot_for(self, ticket: Ticket) -> _Slot:
+        foreseen = self._foreseen.pop((ticket.batch, ticket.version), None)
+        return self._slot_reading(ticket.version) if foreseen is None else foreseen
+
     def _begin(self, ticket: Ticket, slot: _Slot) -> None:
-        if ticket.version == self.learner.version:
+        if slot.numbers is None:
+            self._waiting[ticket.id] = ticket
+
+    def _slot_reading(self, version: int) -> _Slot:
+        slot = self._free.pop() if self._free else self._new_slot()
+        slot.numbers = None
+        if version == self.learner.version:
             slot.point.buffer.copy_(self.learner.flat.buffer)
             slot.read_buffers.buffer.copy_(self.bench.buffers.flat.buffer)
         else:
-            old = self._old[ticket.version]
+            old = self._old[version]
             slot.point.buffer.copy_(old.flat.buffer)
             if old.buffers:
                 torch._foreach_copy_(slot.read_buffers.views, old.buffers)
-        self._waiting[ticket.id] = ticket
+        return slot
+
+    # ------------------------------------------------------------ computing
 
     def _due(self, ticket: Ticket, slot: _Slot) -> Computed:
-        if ticket.id in self._waiting:
+        if slot.numbers is None:
             self._compute_with(ticket)
-        return Computed(*self._numbers.pop(ticket.id), slot.point)
+            assert slot.numbers is not None
+        return Computed(*slot.numbers, slot.point)
 
     def _compute_with(self, ticket: Ticket) -> None:
-        """Compute this one, and as many of those that wait as there are lanes."""
+        """Compute this one, and as many of those that wait, or will come, as there are lanes."""
         lanes = self._lanes
         others = [other for other in self._waiting.values() if other is not ticket]
         chosen = [ticket, *others[: lanes.count - 1]]
-        slots = [self._slots[one.id] for one in chosen]
+        self._foresee(ticket, lanes.count - len(chosen))
+        batches = [*(one.batch for one in chosen), *(batch for batch, _ in self._foreseen)]
+        slots = [*(self._slots[one.id] for one in chosen), *self._foreseen.values()]
         _copy(lanes.points.rows, [slot.point.buffer for slot in slots])
         _copy(lanes.start.rows, [slot.read_buffers.buffer for slot in slots])
-        lanes.compute([one.batch for one in chosen])
+        lanes.compute(batches)
         _copy([slot.gradient.buffer for slot in slots], lanes.gradients.rows)
         _copy([slot.after_buffers.buffer for slot in slots], lanes.after.rows)
-        for one, (loss, norm) in zip(chosen, lanes.numbers.tolist(), strict=False):
-            self._numbers[one.id] = loss, norm
+        for slot, (loss, norm) in zip(slots, lanes.numbers.tolist(), strict=False):
+            slot.numbers = loss, norm
+        for one in chosen:
             del self._waiting[one.id]
+
+    def _foresee(self, ticket: Ticket, most: int) -> None:
+        """Slots for the tickets after this one, if all goes on as it is, that read versions which are there."""
+        self._free += self._foreseen.values()  # they did not come
+        self._foreseen.clear()
+        if len(self._slots) > 1:
+            return
+        for ahead in range(1, most + 1):
+            batch, version = ticket.batch + ahead, ticket.version + ahead
+            if version > self.learner.version or self.bench.ledger.size(batch) != self._samples:
+                break
+            self._foreseen[batch, version] = self._slot_reading(version)
 
     def _give_back(self, ticket: Ticket) -> None:
         self._waiting.pop(ticket.id, None)
-        self._numbers.pop(ticket.id, None)
         super()._give_back(ticket)
 
 

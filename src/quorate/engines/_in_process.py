@@ -59,18 +59,19 @@ class InProcessEngine(Engine):
             if rounds and several and wanted and may_go_together(bench):
                 self._strategy = TogetherBehind(bench, job.policy)
             else:
-                side_by_side = several and together is True
-                self._strategy = self._kept_apart(bench, job.policy, side_by_side, half=arithmetic == HALF)
+                # What one worker computes next is known if it reads old versions.
+                abreast = min(MOST_LANES, max(self.workers, job.policy.history + 1)) if together else 1
+                self._strategy = self._kept_apart(bench, job.policy, abreast, half=arithmetic == HALF)
             return
         self._strategy = Together(bench) if wanted and may_go_together(bench) else Summed(bench)
 
-    def _kept_apart(self, bench: Bench, policy: Policy, side_by_side: bool, half: bool) -> Strategy:
+    def _kept_apart(self, bench: Bench, policy: Policy, abreast: int, half: bool) -> Strategy:
+        """abreast: how many gradients at most are computed side by side."""
         if half:
             return Kept(bench, policy, half)
-        if side_by_side:
-            made = lanes(bench, min(self.workers, MOST_LANES), self.graphs)
-            if made is not None:
-                return Abreast(bench, policy, made)
+        side_by_side = lanes(bench, abreast, self.graphs) if abreast > 1 else None
+        if side_by_side is not None:
+            return Abreast(bench, policy, side_by_side)
         recording = recorded(bench) if self.device.type == "cuda" and self.graphs else None
         return Kept(bench, policy) if recording is None else Replayed(bench, policy, recording)
 

@@ -65,8 +65,11 @@ class Slotted(Kept, Generic[SlotT]):
         if ticket.samples != self._samples:  # the last batch of an epoch may be smaller
             super().started(ticket)
             return
-        slot = self._slots[ticket.id] = self._free.pop() if self._free else self._new_slot()
+        slot = self._slots[ticket.id] = self._slot_for(ticket)
         self._begin(ticket, slot)
+
+    def _slot_for(self, ticket: Ticket) -> SlotT:
+        return self._free.pop() if self._free else self._new_slot()
 
     def arrived(self, ticket: Ticket) -> bool:
         slot = self._slots.get(ticket.id)
