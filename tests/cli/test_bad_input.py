@@ -101,7 +101,6 @@ CASES = {
     "seed": (["simulate", "--seed", "-1"], "seed is -1, but it must be at least 0"),
     "device": (["simulate", "--device", "abacus"], "device 'abacus' is not known to torch; write e.g. cpu"),
     "patience": (["simulate", "--patience", "-1"], "cannot be negative"),
-    "together": (["simulate", "--policy", "async", "--together"], "together is on, but async"),
     "ema without gradients": (["simulate", "--no-gradients", "--ema", "0.9"], "--ema 0.9 .* needs gradients; leave it"),
     "size with gradients": (["simulate", "--model-bytes", "9"], "leave it out or add --no-gradients"),
     "negative size": (["simulate", "--no-gradients", "--model-bytes", "-9"], "cannot be negative"),

@@ -87,22 +87,17 @@ class Simulation:
     faults: str | None
     device: str | None
     together: bool | None
-    #: In a comparison `together` is for those policies that can; a single run that cannot is refused.
-    only_where_it_can: bool = False
 
     def engine(self, workers: int, policy: Policy, model_bytes: int | None) -> Engine:
         import quorate
 
-        together = self.together
-        if self.only_where_it_can and not _updates_of_one_version(policy, workers):
-            together = None
         return quorate.Simulated(
             workers,
             self.latency,
             network=self.network,
             faults=self.faults,
             device=self.device or "cpu",
-            together=together,
+            together=self.together,
             model_bytes=model_bytes,
         )
 
@@ -124,8 +119,3 @@ def check_engine(engine: str, known: tuple[str, ...]) -> None:
         raise BadInput(f"{shown('engine', engine)} was given, but these workers are real; type: quorate simulate")
     if engine not in known:
         raise unknown_name("engine", engine, known)
-
-
-def _updates_of_one_version(policy: Policy, workers: int) -> bool:
-    synchronous = policy.begin(workers).staleness_bound == 0 and not getattr(policy, "staleness_weights", False)
-    return synchronous or policy.name == "delayed"

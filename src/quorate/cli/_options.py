@@ -99,9 +99,9 @@ def network_option(which: str = "") -> Any:
 def together_option(which: str = "") -> Any:
     return option(
         UPDATE,
-        f"Compute a synchronous round as one big batch, or worker by worker.{which}",
+        f"Compute a round as one big batch, and asynchronous gradients side by side, or worker by worker.{which}",
         "--together/--apart",
-        show_default="together on a GPU",
+        show_default="rounds together on a GPU",
     )
 
 

@@ -181,7 +181,6 @@ def choose_place(
             faults=cluster.faults,
             device=update.device,
             together=update.together,
-            only_where_it_can=True,
         )
     not_real = {
         "network": cluster.network,
