@@ -95,7 +95,7 @@ class Abreast(Slotted[_Slot]):
         """Slots for the tickets after this one, if all goes on as it is, that read versions which are there."""
         self._free += self._foreseen.values()  # they did not come
         self._foreseen.clear()
-        if len(self._slots) > 1:
+        if not self._history or len(self._slots) > 1:
             return
         for ahead in range(1, most + 1):
             batch, version = ticket.batch + ahead, ticket.version + ahead
