@@ -10,10 +10,9 @@ from typing import ClassVar
 from experiments.common.command import Experiment, Options
 from experiments.common.curves import Point
 from experiments.common.race import Race, Trial
-from experiments.common.trials import Found, Table, run_trials
+from experiments.common.studies import Study, read_all, run_studies
+from experiments.common.trials import Found, Table
 from quorate.errors import BadInput
-
-CURVES = "curves.csv"
 
 
 class RaceExperiment(Experiment):
@@ -29,19 +28,12 @@ class RaceExperiment(Experiment):
 
     def run(self, options: Options) -> bool:
         race = self.quick if options.quick else self.full
-        return run_trials(
-            Table(options.out / CURVES, Trial, Point),
-            race.wanted,
-            self.training(options),
-            processes=options.processes,
-            limit_s=options.limit_s,
-            tell=_tell,
-        )
+        return run_studies(options, Study(_table(options.out), race.wanted, self.training(options), _tell))
 
     def figures(self, folder: Path) -> list[Path]:
         from experiments.common.race_results import write_race
 
-        found = Table(folder / CURVES, Trial, Point).read()
+        (found,) = read_all(self.name, folder, _table(folder))
         return write_race(self._race_of(found, folder), found, folder, self.digits)
 
     def _race_of(self, found: Found[Trial, Point], folder: Path) -> Race:
@@ -50,6 +42,10 @@ class RaceExperiment(Experiment):
             if any(trial.seconds in (race.seconds, race.tuning_seconds) for trial in found):
                 return race
         raise BadInput(f"there are no trials of {self.name} in {str(folder)!r}; run them first")
+
+
+def _table(folder: Path) -> Table[Trial, Point]:
+    return Table(folder / "curves.csv", Trial, Point)
 
 
 def _tell(trial: Trial, points: Sequence[Point]) -> None:

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from experiments.common.command import Experiment, Options, main
-from experiments.common.trials import Table, run_trials
+from experiments.common.studies import Study, read_all, run_studies
+from experiments.common.trials import Table
 from experiments.communication.study import QUICK, Cost, Setting, Split, run_split, wanted
-from quorate.errors import BadInput
 
 
 class Communication(Experiment):
@@ -26,24 +26,14 @@ class Communication(Experiment):
     def run(self, options: Options) -> bool:
         """All splits."""
         setting = QUICK if options.quick else Setting()
-        return run_trials(
-            _table(options.out),
-            lambda _: wanted(setting),
-            run_split,
-            processes=options.processes,
-            limit_s=options.limit_s,
-        )
+        return run_studies(options, Study(_table(options.out), lambda _: wanted(setting), run_split))
 
     def figures(self, folder: Path) -> list[Path]:
         """Everything from the table."""
         from experiments.communication.figures import draw_bought, draw_costs
         from experiments.communication.tables import text
 
-        found = _table(folder).read()
-        if not found:
-            raise BadInput(
-                f"there are no results in {str(folder)!r}; run first: python -m experiments.communication run"
-            )
+        (found,) = read_all(self.name, folder, _table(folder))
         files = [folder / name for name in ("costs.png", "bought.png", "summary.md")]
         draw_costs(files[0], found)
         draw_bought(files[1], found)

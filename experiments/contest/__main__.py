@@ -9,13 +9,11 @@ from pathlib import Path
 
 from experiments.common.command import Experiment, Options, main
 from experiments.common.spread import spread_of
+from experiments.common.studies import Study, read_all, run_studies
 from experiments.common.to_target import Finish, finals
-from experiments.common.trials import Table, run_trials
+from experiments.common.trials import Table
 from experiments.contest.racing import run
 from experiments.contest.settings import Trial, all_trials, quick_trials
-from quorate.errors import BadInput
-
-RACES = "races.csv"
 
 
 class Contest(Experiment):
@@ -25,22 +23,18 @@ class Contest(Experiment):
 
     def run(self, options: Options) -> bool:
         trials = quick_trials() if options.quick else all_trials()
-        return run_trials(
-            Table(options.out / RACES, Trial, Finish),
-            lambda _: trials,
-            partial(run, quick=options.quick),
-            processes=options.processes,
-            limit_s=options.limit_s,
-            tell=_tell,
+        return run_studies(
+            options, Study(_table(options.out), lambda _: trials, partial(run, quick=options.quick), _tell)
         )
 
     def figures(self, folder: Path) -> list[Path]:
         from experiments.contest.figures import draw_all
 
-        found = Table(folder / RACES, Trial, Finish).read()
-        if not found:
-            raise BadInput(f"there are no races in {str(folder)!r} to draw; run the experiment first")
-        return draw_all(folder, found)
+        return draw_all(folder, *read_all(self.name, folder, _table(folder)))
+
+
+def _table(folder: Path) -> Table[Trial, Finish]:
+    return Table(folder / "races.csv", Trial, Finish)
 
 
 def _tell(trial: Trial, rows: Sequence[Finish]) -> None:

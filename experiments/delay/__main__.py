@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from experiments.common.command import Experiment, Options, main
-from experiments.common.trials import Table, run_trials
+from experiments.common.studies import Study, read_all, run_studies
+from experiments.common.trials import Table
 from experiments.delay.rows import Row, Setting, final_accuracy
 from experiments.delay.settings import QUICK_METHODS, wanted
 from experiments.delay.training import train
 from quorate.tasks.cifar10 import load_cifar10
-
-CURVES = "curves.csv"
 
 
 class Delay(Experiment):
@@ -25,19 +24,18 @@ class Delay(Experiment):
     def run(self, options: Options) -> bool:
         if not options.quick:
             load_cifar10(options.data)  # fetched once, not by every process; and what is missing is said at once
-        return run_trials(
-            Table(options.out / CURVES, Setting, Row),
-            partial(wanted, methods=QUICK_METHODS, seeds=(1,), most_tried=4) if options.quick else wanted,
-            partial(train, data=options.data, device=options.device, quick=options.quick),
-            processes=options.processes,
-            limit_s=options.limit_s,
-            tell=_tell,
-        )
+        few = partial(wanted, methods=QUICK_METHODS, seeds=(1,), most_tried=4)
+        training = partial(train, data=options.data, device=options.device, quick=options.quick)
+        return run_studies(options, Study(_table(options.out), few if options.quick else wanted, training, _tell))
 
     def figures(self, folder: Path) -> list[Path]:
         from experiments.delay.figures import draw_all
 
-        return draw_all(folder, Table(folder / CURVES, Setting, Row).read())
+        return draw_all(folder, *read_all(self.name, folder, _table(folder)))
+
+
+def _table(folder: Path) -> Table[Setting, Row]:
+    return Table(folder / "curves.csv", Setting, Row)
 
 
 def _tell(setting: Setting, rows: Sequence[Row]) -> None:

@@ -44,8 +44,6 @@ REPAIR_NAMES = {
 
 def draw_all(folder: Path, found: Found[Setting, Row]) -> list[Path]:
     """Every figure and table; gives the files. Seconds of an iteration are the folder's, or else the committed ones."""
-    if not found:
-        raise BadInput(f"there are no curves in {str(folder)!r}; run the study first: python -m experiments.delay run")
     given = folder / SECONDS if (folder / SECONDS).exists() else Path(__file__).parent / "results" / SECONDS
     iteration_s = read_iteration_s(given)
     clock = "seconds, with assumed times of an iteration" if are_assumed(given) else "seconds"

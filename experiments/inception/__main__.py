@@ -9,12 +9,11 @@ from pathlib import Path
 
 from experiments.common.command import Experiment, Options, main
 from experiments.common.curves import Point
-from experiments.common.trials import Table, run_trials
+from experiments.common.studies import Study, read_all, run_studies
+from experiments.common.trials import Table
 from experiments.inception.settings import FULL, QUICK, Trial, final_accuracy, wanted
 from experiments.inception.training import train
 from quorate.tasks.cifar10 import load_cifar10
-
-CURVES = "curves.csv"
 
 
 class Inception(Experiment):
@@ -25,19 +24,18 @@ class Inception(Experiment):
     def run(self, options: Options) -> bool:
         if not options.quick:
             load_cifar10(options.data)  # fetched once, not by every process; and what is missing is said at once
-        return run_trials(
-            Table(options.out / CURVES, Trial, Point),
-            partial(wanted, length=QUICK if options.quick else FULL),
-            partial(train, data=options.data, device=options.device, quick=options.quick),
-            processes=options.processes,
-            limit_s=options.limit_s,
-            tell=_tell,
-        )
+        training = partial(train, data=options.data, device=options.device, quick=options.quick)
+        trials = partial(wanted, length=QUICK if options.quick else FULL)
+        return run_studies(options, Study(_table(options.out), trials, training, _tell))
 
     def figures(self, folder: Path) -> list[Path]:
         from experiments.inception.figures import draw_all
 
-        return draw_all(folder, Table(folder / CURVES, Trial, Point).read())
+        return draw_all(folder, *read_all(self.name, folder, _table(folder)))
+
+
+def _table(folder: Path) -> Table[Trial, Point]:
+    return Table(folder / "curves.csv", Trial, Point)
 
 
 def _tell(trial: Trial, points: Sequence[Point]) -> None:

@@ -8,11 +8,11 @@ python -m experiments.layers figures                   figures and tables from t
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 from experiments.common.command import Experiment, Options, main
-from experiments.common.trials import Table, run_trials
+from experiments.common.studies import Study, read_all, run_studies
+from experiments.common.trials import Table
 from experiments.layers.study import (
     QUICK,
     Depth,
@@ -25,7 +25,6 @@ from experiments.layers.study import (
     wanted_depths,
     wanted_trainings,
 )
-from quorate.errors import BadInput
 
 
 class Layers(Experiment):
@@ -40,23 +39,10 @@ class Layers(Experiment):
     def run(self, options: Options) -> bool:
         """Staleness first, then trainings."""
         setting = QUICK if options.quick else Setting()
-        until = time.monotonic() + options.limit_s
-        complete = run_trials(
-            _depths(options.out),
-            lambda _: wanted_depths(setting),
-            run_depth,
-            processes=options.processes,
-            limit_s=options.limit_s,
-        )
-        left_s = until - time.monotonic()
-        if left_s <= 0:
-            return False
-        return complete and run_trials(
-            _trainings(options.out),
-            lambda found: wanted_trainings(setting, found),
-            run_training,
-            processes=options.processes,
-            limit_s=left_s,
+        return run_studies(
+            options,
+            Study(_depths(options.out), lambda _: wanted_depths(setting), run_depth),
+            Study(_trainings(options.out), lambda found: wanted_trainings(setting, found), run_training),
         )
 
     def figures(self, folder: Path) -> list[Path]:
@@ -64,9 +50,7 @@ class Layers(Experiment):
         from experiments.layers.figures import draw_depth, draw_training
         from experiments.layers.tables import text
 
-        depths, trainings = _depths(folder).read(), _trainings(folder).read()
-        if not depths or not trainings:
-            raise BadInput(f"there are no results in {str(folder)!r}; run first: python -m experiments.layers run")
+        depths, trainings = read_all(self.name, folder, _depths(folder), _trainings(folder))
         files = [folder / name for name in ("depth.png", "training.png", "summary.md")]
         draw_depth(files[0], depths)
         draw_training(files[1], trainings)

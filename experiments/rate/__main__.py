@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from experiments.common.command import Experiment, Options, main
-from experiments.common.trials import Table, run_trials
+from experiments.common.studies import Study, read_all, run_studies
+from experiments.common.trials import Table
 from experiments.rate.racing import Arrival, Run, run, timed
 from experiments.rate.settings import Timed, Trial, all_timed, all_trials, quick_timed, quick_trials
-from quorate.errors import BadInput
-
-RACES, ARRIVALS = "races.csv", "arrivals.csv"
 
 
 class Rate(Experiment):
@@ -23,37 +20,30 @@ class Rate(Experiment):
     takes = "CPU, about 4 minutes of one core"
 
     def run(self, options: Options) -> bool:
-        until = time.monotonic() + options.limit_s
         trials = quick_trials() if options.quick else all_trials()
         clusters = quick_timed() if options.quick else all_timed()
-        complete = run_trials(
-            Table(options.out / ARRIVALS, Timed, Arrival),
-            lambda _: clusters,
-            timed,
-            processes=options.processes,
-            limit_s=options.limit_s,
-            tell=lambda trial, _: print(f"arrivals of {trial.workers} workers, {trial.latency}", flush=True),
-        )
-        left_s = until - time.monotonic()
-        if not complete or left_s <= 0:
-            return False
-        return run_trials(
-            Table(options.out / RACES, Trial, Run),
-            lambda _: trials,
-            partial(run, quick=options.quick),
-            processes=options.processes,
-            limit_s=left_s,
-            tell=_tell,
+        return run_studies(
+            options,
+            Study(_arrivals(options.out), lambda _: clusters, timed, _tell_timed),
+            Study(_races(options.out), lambda _: trials, partial(run, quick=options.quick), _tell),
         )
 
     def figures(self, folder: Path) -> list[Path]:
         from experiments.rate.figures import draw_all
 
-        arrivals = Table(folder / ARRIVALS, Timed, Arrival).read()
-        found = Table(folder / RACES, Trial, Run).read()
-        if not found or not arrivals:
-            raise BadInput(f"there are no races in {str(folder)!r} to draw; run the experiment first")
-        return draw_all(folder, found, arrivals)
+        return draw_all(folder, *read_all(self.name, folder, _races(folder), _arrivals(folder)))
+
+
+def _races(folder: Path) -> Table[Trial, Run]:
+    return Table(folder / "races.csv", Trial, Run)
+
+
+def _arrivals(folder: Path) -> Table[Timed, Arrival]:
+    return Table(folder / "arrivals.csv", Timed, Arrival)
+
+
+def _tell_timed(trial: Timed, _: Sequence[Arrival]) -> None:
+    print(f"arrivals of {trial.workers} workers, {trial.latency}", flush=True)
 
 
 def _tell(trial: Trial, rows: Sequence[Run]) -> None:

@@ -14,13 +14,11 @@ from pathlib import Path
 
 from experiments.common.command import Experiment, Options, main
 from experiments.common.curves import Point
-from experiments.common.trials import Table, run_trials
+from experiments.common.studies import Study, read_all, run_studies
+from experiments.common.trials import Table
 from experiments.staleness.settings import FULL, QUICK, Trial, final_error, wanted
 from experiments.staleness.training import train
-from quorate.errors import BadInput
 from quorate.tasks.mnist import load_mnist
-
-CURVES = "curves.csv"
 
 
 class Staleness(Experiment):
@@ -31,23 +29,20 @@ class Staleness(Experiment):
     def run(self, options: Options) -> bool:
         if not options.quick:
             load_mnist(options.data)  # fetched once, not by every process; and what is missing is said at once
-        return run_trials(
-            Table(options.out / CURVES, Trial, Point),
-            partial(wanted, length=QUICK if options.quick else FULL),
-            partial(train, data=options.data, device=options.device, quick=options.quick),
-            processes=options.processes,
-            limit_s=options.limit_s,
-            tell=_tell,
-        )
+        training = partial(train, data=options.data, device=options.device, quick=options.quick)
+        trials = partial(wanted, length=QUICK if options.quick else FULL)
+        return run_studies(options, Study(_table(options.out), trials, training, _tell))
 
     def figures(self, folder: Path) -> list[Path]:
         from experiments.staleness.figures import draw_all
 
-        found = Table(folder / CURVES, Trial, Point).read()
-        if not found:
-            raise BadInput(f"there are no curves in {str(folder)!r}; run first: python -m experiments.staleness run")
+        (found,) = read_all(self.name, folder, _table(folder))
         is_full = {trial.epochs for trial in found} <= {FULL.epochs, FULL.tuning_epochs}
         return draw_all(folder, found, FULL if is_full else QUICK)
+
+
+def _table(folder: Path) -> Table[Trial, Point]:
+    return Table(folder / "curves.csv", Trial, Point)
 
 
 def _tell(trial: Trial, points: Sequence[Point]) -> None:

@@ -8,15 +8,14 @@ python -m experiments.stragglers figures                 figures and tables from
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 from experiments.common.command import Experiment, Options, main
-from experiments.common.trials import Table, run_trials
+from experiments.common.studies import Study, read_all, run_studies
+from experiments.common.trials import Table
 from experiments.stragglers import measured, simulated
 from experiments.stragglers.measured import Processes, run_processes
 from experiments.stragglers.simulated import Arrival, Rounds, run_rounds
-from quorate.errors import BadInput
 
 
 class Stragglers(Experiment):
@@ -31,20 +30,10 @@ class Stragglers(Experiment):
         rounds, processes = (
             (simulated.QUICK, measured.QUICK) if options.quick else (simulated.Setting(), measured.Setting())
         )
-        until = time.monotonic() + options.limit_s
-        complete = run_trials(
-            _simulated(options.out),
-            lambda _: simulated.wanted(rounds),
-            run_rounds,
-            processes=options.processes,
-            limit_s=options.limit_s,
-        )
-        left_s = until - time.monotonic()
-        if left_s <= 0:
-            return False
-        return (
-            run_trials(_measured(options.out), lambda _: measured.wanted(processes), run_processes, limit_s=left_s)
-            and complete
+        return run_studies(
+            options,
+            Study(_simulated(options.out), lambda _: simulated.wanted(rounds), run_rounds),
+            Study(_measured(options.out), lambda _: measured.wanted(processes), run_processes, one_by_one=True),
         )
 
     def figures(self, folder: Path) -> list[Path]:
@@ -52,9 +41,7 @@ class Stragglers(Experiment):
         from experiments.stragglers.figures import draw_arrivals, draw_choice, draw_measured, draw_tails
         from experiments.stragglers.tables import text
 
-        found, processes = _simulated(folder).read(), _measured(folder).read()
-        if not found or not processes:
-            raise BadInput(f"there are no results in {str(folder)!r}; run first: python -m experiments.stragglers run")
+        found, processes = read_all(self.name, folder, _simulated(folder), _measured(folder))
         files = [folder / name for name in ("arrivals.png", "choice.png", "tails.png", "measured.png", "summary.md")]
         draw_arrivals(files[0], found)
         draw_choice(files[1], found)

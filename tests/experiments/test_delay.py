@@ -168,7 +168,7 @@ def test_without_momentum_the_limit_is_the_known_one() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["figures", "--out", "{tmp}/nothing"], "there are no curves in"),
+        (["figures", "--out", "{tmp}/nothing"], "there are no results in"),
         (["run", "--data", "{tmp}/file"], "is a file; unpack"),
         (["figures", "--out", "{tmp}/other"], "has other columns than this experiment's table"),
         (["figures", "--out", "{tmp}/seconds"], "cannot be read as seconds of iterations"),

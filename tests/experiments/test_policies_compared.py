@@ -42,7 +42,7 @@ def test_without_races_there_is_nothing_to_draw(
     experiment: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(experiment, ["figures", "--out", str(tmp_path)]) == 2
-    assert "run the experiment first" in capsys.readouterr().err
+    assert "run first" in capsys.readouterr().err
 
 
 @pytest.mark.experiments

@@ -152,7 +152,7 @@ def test_a_trial_is_as_long_as_it_says() -> None:
 
 def test_a_folder_without_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(LANGUAGE, ["figures", "--out", str(tmp_path)]) == 2
-    assert "there are no trials of language in" in capsys.readouterr().err
+    assert "there are no results in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("experiment", [PIXELCNN, LANGUAGE, REINFORCEMENT], ids=lambda one: one.name)

@@ -10,7 +10,7 @@ import pytest
 from experiments.common.command import main
 from experiments.common.curves import Point
 from experiments.common.trials import Table
-from experiments.staleness.__main__ import CURVES, EXPERIMENT
+from experiments.staleness.__main__ import EXPERIMENT
 from experiments.staleness.settings import (
     FULL,
     MOST_TRIED,
@@ -54,7 +54,7 @@ def test_quick_runs_from_the_trials_to_the_figures(tmp_path: Path, capsys: pytes
     assert [Path(line).name for line in shown[-4:]] == names
     assert "complete" in shown
     assert all((tmp_path / name).stat().st_size > 300 for name in names)
-    found = Table(tmp_path / CURVES, Trial, Point).read()
+    found = Table(tmp_path / "curves.csv", Trial, Point).read()
     finals = [points for trial, points in found.items() if not trial.is_tuning]
     assert all(points[-1].update == QUICK.updates(QUICK.epochs, 0) for points in finals)
     assert set(outcomes(found, QUICK)) == {
@@ -143,19 +143,19 @@ def test_a_table_of_half_a_study_says_what_is_missing(tmp_path: Path) -> None:
     trial = FULL.trial(5, "none", seed=1)
     found = {trial: curve(0.0041, diverged=1)}
     assert "| 5 | 0.37 | 90.00 (1 of 1 diverged) | – | – | none: 90.00 (1 of 1 diverged) |" in summary(found, FULL)
-    Table(tmp_path / CURVES, Trial, Point).append(trial, found[trial])
+    Table(tmp_path / "curves.csv", Trial, Point).append(trial, found[trial])
     assert main(EXPERIMENT, ["figures", "--out", str(tmp_path)]) == 0
 
 
 def test_without_curves_it_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(EXPERIMENT, ["figures", "--out", str(tmp_path)]) == 2
-    assert "there are no curves" in capsys.readouterr().err
+    assert "there are no results" in capsys.readouterr().err
 
 
 def test_the_committed_tables_can_be_made_again(tmp_path: Path) -> None:
-    committed = EXPERIMENT.results / CURVES
+    committed = EXPERIMENT.results / "curves.csv"
     if not committed.exists():
         pytest.skip("there are no committed results yet")
-    (tmp_path / CURVES).write_bytes(committed.read_bytes())
+    (tmp_path / "curves.csv").write_bytes(committed.read_bytes())
     assert main(EXPERIMENT, ["figures", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "summary.md").read_text() == (EXPERIMENT.results / "summary.md").read_text()
