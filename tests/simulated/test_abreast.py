@@ -12,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.engines import _lanes
 from quorate.engines._matmul import ConvolutionsAsMatmul, conv2d
+from quorate.ledger import Ledger
 from quorate.tasks.charlm import CharLm
 from quorate.tasks.inception import Cifar10Inception
 from quorate.tasks.mnist import Mnist
@@ -154,11 +156,13 @@ def test_to_the_end_of_the_data_whose_last_batch_may_be_smaller(policy: quorate.
 
 
 class BadSample(Toy):
-    """One sample of the hundred has no gradient that is finite."""
+    """One sample has no gradient that is finite."""
+
+    bad = 55
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         x, y = batch
-        bad = (x == self.data.tensors[0][55]).all(1).any()
+        bad = (x == self.data.tensors[0][self.bad]).all(1).any()
         return functional.cross_entropy(model(x), y) * torch.where(bad, torch.nan, 1.0)
 
 
@@ -166,6 +170,24 @@ def test_a_gradient_that_is_not_finite_spoils_no_other() -> None:
     apart, abreast = (_run(BadSample(), quorate.Async(), together) for together in (False, True))
     assert _arithmetic(abreast) == "abreast"
     assert abreast.metrics.refused_tickets == apart.metrics.refused_tickets > 0
+    _assert_close(apart, abreast)
+
+
+def test_what_comes_after_a_late_worker_is_foreseen_only_from_versions_that_are_there() -> None:
+    """One that joins late takes up the batch that was refused, and is due when nobody else is under way."""
+    task = BadSample(optimizer=plain_sgd, samples=64)
+    task.bad = Ledger(64, 8, seed=0).indices(4)[0]
+    apart, abreast = (
+        quorate.train(
+            task,
+            quorate.Delayed(3, late="finish"),
+            quorate.Simulated(1, "constant:1*slow:1=2.9", faults="join:1@7.5;lose:0@9.5", together=together),
+            updates=12,
+            seed=0,
+        )
+        for together in (False, True)
+    )
+    assert _arithmetic(abreast) == "abreast"
     _assert_close(apart, abreast)
 
 
@@ -196,13 +218,175 @@ class SumOfASum(Toy):
         return super().loss(model, batch) ** 2
 
 
+class UnusedInShortOnes(Unused):
+    """The last batch of an epoch does not reach all parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.used(x)
+        return y + self.unused(x) if len(x) == 8 else y
+
+
+class WritesIntoParameters(nn.Module):
+    """What a forward pass makes of the newest version is the newest version."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(20, 4, max_norm=0.5), nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.words((3 * x).long().clamp(-10, 9) + 10).flatten(1))
+        return y
+
+
+class Remembers(nn.Module):
+    """Goes on with what the last forward pass left, in an attribute that is no buffer."""
+
+    def __init__(self, in_place: bool = False) -> None:
+        super().__init__()
+        self.layer, self.mean, self.in_place = nn.Linear(6, 3), torch.zeros(6), in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.detach().mean(0)
+        if self.in_place and self.training:  # not so while lanes are compared
+            self.mean.lerp_(mean, 0.01)
+        elif not self.in_place:
+            self.mean = self.mean.lerp(mean, 0.01)
+        y: Tensor = self.layer(x if self.in_place else x - self.mean)
+        return y
+
+
+class KeepsLosses(Toy):
+    """To be looked at when it evaluates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[Tensor] = []
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.losses.append(super().loss(model, batch))
+        return self.losses[-1]
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {"lately": float(torch.stack(self.losses[-3:]).mean())}
+
+
+class HasParametersFromElsewhere(Toy):
+    """A loss that knows parameters not only from the model it is given; what is lost without them is small."""
+
+    def optimizer(self, params: Any) -> torch.optim.Optimizer:
+        self.known = list(params)
+        return super().optimizer(self.known)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) + 1e-4 * sum(one.square().sum() for one in self.known)
+
+
 @pytest.mark.parametrize(
-    "task", [AsksForANumber(), Toy(Unused), Toy(samples=8, batch_size=8)], ids=["number", "unused", "one"]
+    "task",
+    [
+        AsksForANumber,
+        lambda: Toy(Unused),
+        lambda: Toy(UnusedInShortOnes),
+        lambda: Toy(samples=8, batch_size=8),
+        lambda: Toy(WritesIntoParameters),
+        lambda: Toy(Remembers),
+        lambda: Toy(lambda: Remembers(in_place=True)),
+        KeepsLosses,
+        HasParametersFromElsewhere,
+    ],
+    ids=["number", "unused", "short", "one", "writes", "remembers", "in place", "keeps", "elsewhere"],
 )
 def test_what_cannot_go_side_by_side_goes_one_by_one(task: Any) -> None:
-    result = _run(task, quorate.Async(), True)
+    result = _run(task(), quorate.Async(), True)
     assert _arithmetic(result) == "kept"
-    assert result.digest == _run(task, quorate.Async(), False).digest
+    assert result.digest == _run(task(), quorate.Async(), False).digest  # trying has left no trace
+
+
+class Recurrent(nn.Module):
+    """Torch's own keeps its weights in a list, too, and looks whether they are still the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3)
+        self.seen: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = self.layer(x[..., None])[0]
+        y: Tensor = self.out(self.seen[:, -1])
+        return y
+
+
+class ViewOfAConvolution(nn.Module):
+    """Wants what a convolution gives in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.layer(x.view(-1, 1, 2, 3)).relu().view(len(x), -1))
+        return y
+
+
+@pytest.mark.parametrize("make", [Recurrent, ViewOfAConvolution])
+def test_what_goes_side_by_side_all_the_same(make: Any) -> None:
+    apart, abreast = (_run(Toy(make, plain_sgd), quorate.Async(), together) for together in (False, True))
+    assert _arithmetic(abreast) == "abreast"
+    _assert_close(apart, abreast)
+
+
+class LeavesOut(Toy):
+    """Its batches are smaller where a sample is no good, which the first two do not show."""
+
+    def collate(self, samples: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        good = [sample for sample in samples if sample[0][0] < 1.9]
+        return [torch.stack(column) for column in zip(*good, strict=True)]
+
+
+@pytest.mark.parametrize("policy", [quorate.Async(), quorate.Delayed(3)], ids=repr)
+def test_a_batch_that_does_not_fit_goes_alone(policy: quorate.Policy) -> None:
+    task = LeavesOut(batch_norm_net, plain_sgd)
+    workers = 1 if policy.history else 5
+    apart, abreast = (_run(task, policy, together, workers) for together in (False, True))
+    assert _arithmetic(abreast) == "abreast"
+    _assert_close(apart, abreast)
+
+
+class Huge(Toy):
+    """The squares of its gradients are more than a number of 32 bits can be."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * 1e21
+
+
+def test_a_gradient_is_finite_even_if_its_square_is_not() -> None:
+    learning = quorate.Learning(clip_norm=1.0)
+    apart, abreast = (
+        _run(Huge(optimizer=plain_sgd), quorate.Async(), together, learning=learning) for together in (False, True)
+    )
+    assert _arithmetic(abreast) == "abreast" and abreast.metrics.refused_tickets == 0
+    _assert_close(apart, abreast)
+
+
+class Double(Toy):
+    def model(self) -> nn.Module:
+        return batch_norm_net().double()
+
+    def train_data(self) -> Any:
+        x, y = self.data.tensors
+        return TensorDataset(x.double(), y)
+
+    evaluate = None  # type: ignore[assignment]
+
+
+def test_64_bits_stay_64_bits() -> None:
+    learning = quorate.Learning(clip_norm=0.1)
+    apart, abreast = (
+        _run(Double(optimizer=plain_sgd), quorate.Async(), together, learning=learning) for together in (False, True)
+    )
+    assert _arithmetic(abreast) == "abreast"
+    assert apart.summary["loss"] == pytest.approx(abreast.summary["loss"], rel=1e-12)
+    torch.testing.assert_close(apart.parameters, abreast.parameters, rtol=1e-10, atol=1e-12)
 
 
 def test_a_loss_need_not_be_a_mean() -> None:

@@ -8,6 +8,7 @@ from quorate.engines._bench import Bench
 from quorate.engines._lanes import Lanes
 from quorate.engines._slots import Computed, Slot, Slotted
 from quorate.events import Ticket
+from quorate.learner import global_norm
 from quorate.policies import Policy
 
 
@@ -83,13 +84,34 @@ class Abreast(Slotted[_Slot]):
         slots = [*(self._slots[one.id] for one in chosen), *self._foreseen.values()]
         _copy(lanes.points.rows, [slot.point.buffer for slot in slots])
         _copy(lanes.start.rows, [slot.read_buffers.buffer for slot in slots])
-        lanes.compute(batches)
+        try:
+            lanes.compute(batches)
+        except Exception:  # say, a collate that left a sample out; a mistake in the loss comes up once more
+            self._compute_alone(ticket)
+            return
         _copy([slot.gradient.buffer for slot in slots], lanes.gradients.rows)
         _copy([slot.after_buffers.buffer for slot in slots], lanes.after.rows)
         for slot, (loss, norm) in zip(slots, lanes.numbers.tolist(), strict=False):
             slot.numbers = loss, norm
         for one in chosen:
             del self._waiting[one.id]
+
+    def _compute_alone(self, ticket: Ticket) -> None:
+        """Where something in the data keeps it, or others, from going side by side this time."""
+        slot, learner, buffers = self._slots[ticket.id], self.learner, self.bench.buffers
+        learner.point_at(slot.point)
+        buffers.load(slot.read_buffers.views)
+        try:
+            loss = self.bench.backward([ticket.batch]).item()
+            buffers.save(slot.after_buffers.views)
+        finally:
+            learner.point_at(learner.flat)
+            buffers.reset()
+        for view, parameter in zip(slot.gradient.views, learner.params, strict=True):
+            view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
+        learner.clear_gradients()
+        slot.numbers = loss, global_norm([slot.vector])
+        del self._waiting[ticket.id]
 
     def _foresee(self, ticket: Ticket, most: int) -> None:
         """Slots for the tickets after this one, if all goes on as it is, that read versions which are there."""
@@ -99,7 +121,8 @@ class Abreast(Slotted[_Slot]):
             return
         for ahead in range(1, most + 1):
             batch, version = ticket.batch + ahead, ticket.version + ahead
-            if version > self.learner.version or self.bench.ledger.size(batch) != self._samples:
+            is_there = version == self.learner.version or version in self._old
+            if not is_there or self.bench.ledger.size(batch) != self._samples:
                 break
             self._foreseen[batch, version] = self._slot_reading(version)
 

@@ -99,11 +99,13 @@ class Lanes:
             grads, (losses, after) = vmap(self._gradient, randomness="different")(
                 tuple(self.points.views), tuple(self.start.views), batch
             )
+        if losses.requires_grad or any(grad.requires_grad for grad in grads):
+            raise RuntimeError("the loss depends on parameters other than those that the model has while it is called")
         torch._foreach_copy_(self.gradients.views, list(grads))
         if self.after.views:
             torch._foreach_copy_(self.after.views, list(after))
         norms = torch.linalg.vector_norm(self.gradients.vectors(grads[0].dtype), dim=1)
-        return torch.stack([losses.detach().float(), norms.float()], dim=1)
+        return torch.stack([losses.double(), norms.double()], dim=1)
 
     def _gradient(self, points: tuple[Tensor, ...], start: tuple[Tensor, ...], batch: Any) -> Any:
         """Of one lane, as if there were no other."""
@@ -133,51 +135,113 @@ def lanes(bench: Bench, count: int, graphs: bool) -> Lanes | None:
     """
     if bench.ledger.batches_per_epoch is not None and bench.ledger.batches_per_epoch < 2:
         return None
-    samples = bench.ledger.size(0)
     layout = bench.learner.flat.layout
-    if samples != bench.ledger.size(1) or len(layout.runs(bench.learner.flat.buffer)) != 1:
+    if bench.ledger.size(0) != bench.ledger.size(1) or len(layout.runs(bench.learner.flat.buffer)) != 1:
         return None
-    with without_chance(bench.learner.model), full_precision():
-        apart = [_one_by_one(bench, batch) for batch in (0, 1)]
-        if any(grad is None for grads in apart for grad in grads):
-            return None
-        made = _side_by_side(bench, samples, count)
-    if made is None:
-        return None
-    for lane, grads in enumerate(apart):
-        there = [grad for grad in grads if grad is not None]
-        differences = [view[lane] - grad for view, grad in zip(made.gradients.views, there, strict=True)]
-        if not global_norm(differences) <= _CLOSE * global_norm(there) + 1e-6:
-            return None
-    if graphs and bench.learner.flat.buffer.device.type == "cuda":
+    before = _Before(bench)
+    made = _tried(bench, count, before)
+    if made is not None and graphs and bench.learner.flat.buffer.device.type == "cuda":
         try:
             made.record()
         except RuntimeError:  # torch says so in many ways
             torch.cuda.synchronize()
-            return None
+            made = None
+    if made is None:
+        before.restore()
     return made
+
+
+def _tried(bench: Bench, count: int, before: _Before) -> Lanes | None:
+    whole = _short_one_is_whole(bench)
+    _one_by_one(bench, 0)  # as in training, when a model may do what it does not do without chance
+    with without_chance(bench.learner.model), full_precision():
+        apart = [_one_by_one(bench, batch) for batch in (0, 1)]
+    if not whole or any(grad is None for grads in apart for grad in grads):
+        return None
+    if before.has_other_parameters():  # a forward pass writes into them: in lanes it would go unnoticed
+        return None
+    try:
+        made = _side_by_side(bench, count)
+        with without_chance(bench.learner.model), full_precision():
+            again = _one_by_one(bench, 0)  # a model may keep a lane's tensors, with which nobody else can go on
+    except Exception:  # whatever a loss does that torch cannot do side by side: one by one it has just worked
+        return None
+    if before.task_keeps_lanes():
+        return None
+    abreast = [[view[lane] for view in made.gradients.views] for lane in (0, 1)]
+    same = all(map(_are_close, abreast, apart)) and _are_close(again, apart[0])
+    return made if same else None
+
+
+def _are_close(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    return global_norm([a - b for a, b in pairs]) <= _CLOSE * global_norm([b for _, b in pairs]) + 1e-6
 
 
 def _one_by_one(bench: Bench, batch: int) -> list[Tensor | None]:
-    bench.backward([batch])
-    grads = [None if parameter.grad is None else parameter.grad.clone() for parameter in bench.learner.params]
-    bench.gradients()  # says so if they are sparse
-    bench.learner.clear_gradients()
-    bench.buffers.reset()
-    return grads
-
-
-def _side_by_side(bench: Bench, samples: int, count: int) -> Lanes | None:
-    """Lanes that have computed the first two batches at the newest version."""
     try:
-        made = Lanes(bench, samples, count)
-        for row, start in zip(made.points.rows, made.start.rows, strict=True):
-            row.copy_(bench.learner.flat.buffer)
-            start.copy_(bench.buffers.flat.buffer)
-        made.compute([0, 1])
-    except Exception:  # whatever a loss does that torch cannot do side by side: one by one it has just worked
-        return None
+        bench.backward([batch])
+        grads = [None if parameter.grad is None else parameter.grad.clone() for parameter in bench.learner.params]
+        bench.gradients()  # says so if they are sparse
     finally:
         bench.learner.clear_gradients()
         bench.buffers.reset()
+    return grads
+
+
+def _short_one_is_whole(bench: Bench) -> bool:
+    """Whether the last batch of an epoch, if it is a smaller one, gives every parameter a gradient, too."""
+    last = (bench.ledger.batches_per_epoch or 1) - 1
+    if bench.ledger.size(last) == bench.ledger.size(0):
+        return True
+    try:
+        return all(grad is not None for grad in _one_by_one(bench, last))
+    except Exception:  # it says so when its turn comes, if ever
+        return True
+
+
+def _side_by_side(bench: Bench, count: int) -> Lanes:
+    """Lanes that have computed the first two batches at the newest version."""
+    made = Lanes(bench, bench.ledger.size(0), count)
+    for row, start in zip(made.points.rows, made.start.rows, strict=True):
+        row.copy_(bench.learner.flat.buffer)
+        start.copy_(bench.buffers.flat.buffer)
+    made.compute([0, 1])  # as in training: what comes of it is chance, that it can be done is not
+    with without_chance(bench.learner.model), full_precision():
+        made.compute([0, 1])
     return made
+
+
+class _Before:
+    """What there was before lanes were tried: parameters, and what task and modules hold in Python."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._parameters = bench.learner.flat.buffer.clone()
+        self._held = [(place, place.copy()) for place in _places(bench.task.task, *bench.learner.model.modules())]
+
+    def has_other_parameters(self) -> bool:
+        return not torch.equal(self._parameters, self._bench.learner.flat.buffer)
+
+    def task_keeps_lanes(self) -> bool:
+        """Whether a loss has put a tensor by, to be looked at later: of lanes there is nothing to see."""
+        return any(
+            isinstance(one, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(one)
+            for place in _places(self._bench.task.task)
+            for one in (place.values() if isinstance(place, dict) else place)
+        )
+
+    def restore(self) -> None:
+        self._bench.learner.flat.buffer.copy_(self._parameters)
+        for place, held in self._held:
+            place.clear()
+            place.update(held) if isinstance(place, dict) else place.extend(held)
+        self._bench.learner.clear_gradients()
+        self._bench.buffers.reset()
+
+
+def _places(*holders: Any) -> list[dict[Any, Any] | list[Any]]:
+    """The attributes of each, and the lists and dicts among them."""
+    attributes = [vars(holder) for holder in holders if hasattr(holder, "__dict__")]
+    values = [value for place in attributes for value in place.values()]
+    return [*attributes, *(value for value in values if type(value) is list or type(value) is dict)]

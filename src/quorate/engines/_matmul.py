@@ -20,6 +20,11 @@ class ConvolutionsAsMatmul(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.conv2d:
             return conv2d(*args, **(kwargs or {}))
+        if func is Tensor.view:  # of a picture whose channels lie outermost there may be none
+            try:
+                return func(*args, **(kwargs or {}))
+            except RuntimeError:
+                return func(args[0].contiguous(), *args[1:], **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -14,6 +14,7 @@ from quorate.engines._one_vector import as_one_vector, vector_of
 from quorate.engines.base import Outcome
 from quorate.events import Ticket
 from quorate.flat import Flat
+from quorate.learner import global_norm
 from quorate.policies import Policy
 
 
@@ -76,6 +77,8 @@ class Slotted(Kept, Generic[SlotT]):
         if slot is None:
             return super().arrived(ticket)
         loss, norm, read = self._due(ticket, slot)
+        if not math.isfinite(norm):  # or only a square of it is not
+            norm = global_norm([slot.vector])
         if not math.isfinite(loss) or (self._early and not math.isfinite(norm)):
             self._give_back(ticket)
             return False
