@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.engines import _lanes
-from quorate.engines._matmul import ConvolutionsAsMatmul, conv2d
+from quorate.engines._batchable import Batchable, conv2d, weight_norm
 from quorate.ledger import Ledger
 from quorate.tasks.charlm import CharLm
 from quorate.tasks.inception import Cifar10Inception
@@ -470,8 +470,24 @@ def test_convolutions_as_products(
 @pytest.mark.parametrize("options", [{"padding": "same"}, {"groups": 2}, {"padding_mode": "reflect", "padding": 1}])
 def test_other_convolutions_stay_what_they_are(options: dict[str, Any]) -> None:
     layer, x = nn.Conv2d(4, 6, 3, **options), torch.randn(2, 4, 8, 8)
-    with ConvolutionsAsMatmul():
+    with Batchable():
         torch.testing.assert_close(layer(x), layer.forward(x))
     plain = layer(x)
-    with ConvolutionsAsMatmul():
+    with Batchable():
         torch.testing.assert_close(layer(x), plain)
+
+
+@pytest.mark.parametrize(("dim", "shape"), [(0, (4, 1, 1, 1)), (1, (1, 3, 1, 1)), (3, (1, 1, 1, 5)), (-1, ())])
+def test_weight_norm_in_other_words(dim: int, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    direction = torch.randn(4, 3, 2, 5, dtype=torch.float64, requires_grad=True)
+    length = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+    plain, ours = torch._weight_norm(direction, length, dim), weight_norm(direction, length, dim)
+    torch.testing.assert_close(ours, plain)
+    towards = torch.randn_like(plain)
+    for one, other in zip(
+        torch.autograd.grad(ours, (direction, length), towards),
+        torch.autograd.grad(plain, (direction, length), towards),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from quorate.engines._batchable import Batchable
 from quorate.engines._bench import Bench
-from quorate.engines._matmul import ConvolutionsAsMatmul
 from quorate.engines._recorded import record
 from quorate.engines._together import full_precision, without_chance
 from quorate.flat import Layout
@@ -93,7 +93,7 @@ class Lanes:
     def _compute(self) -> Tensor:
         bench = self._bench
         batch = _split(bench.task.batch(self._indices, self.points.rows[0].device), self.count, self.samples)
-        with ConvolutionsAsMatmul(), warnings.catch_warnings():
+        with Batchable(), warnings.catch_warnings():
             # What torch has no rule for is looped over: slower, and right.
             warnings.filterwarnings("ignore", message="There is a performance drop")
             grads, (losses, after) = vmap(self._gradient, randomness="different")(
