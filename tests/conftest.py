@@ -56,7 +56,7 @@ class Belongings:
             "files or sockets": {
                 number: target for number, target in self.descriptors.items() if number not in before.descriptors
             },
-            "shared memory": self.shared_memory - before.shared_memory,
+            "shared memory": _without_others(self.shared_memory - before.shared_memory),
             "files on disk": self.files - before.files,
             "environment": {
                 key
@@ -93,6 +93,26 @@ def _names(folder: Path) -> set[str]:
     if not folder.is_dir():
         return set()
     return {entry.name for entry in folder.iterdir() if not entry.name.startswith(_TORCHS_OWN)}
+
+
+def _without_others(shared_memory: set[str]) -> set[str]:
+    """What no process outside this one's family uses: /dev/shm is the whole machine's."""
+    if not shared_memory:
+        return set()
+    parents, used = {}, {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # one that ended meanwhile
+            pid = int(process.name)
+            parents[pid] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+            maps = (process / "maps").read_text()
+            used[pid] = {name for name in shared_memory if f"/dev/shm/{name}\n" in maps}
+    return shared_memory - set().union(*(names for pid, names in used.items() if not _is_ours(pid, parents)))
+
+
+def _is_ours(pid: int, parents: dict[int, int]) -> bool:
+    while pid not in (0, os.getpid()):
+        pid = parents.get(pid, 0)
+    return pid == os.getpid()
 
 
 @pytest.fixture(autouse=True)

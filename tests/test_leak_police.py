@@ -96,3 +96,34 @@ def test_it_notices(leave: object, kind: str) -> None:
     with leave():  # type: ignore[operator]
         assert kind in Belongings().left_behind(before)
     assert not Belongings().left_behind(before)
+
+
+_USES = """
+import mmap, os, sys
+if sys.argv[2] == "elsewhere" and os.fork():
+    os._exit(0)  # what is left has no parent here
+with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 0):
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("whose", ["here", "elsewhere"])
+def test_shared_memory_that_others_use_is_not_ours(whose: str) -> None:
+    block = Path("/dev/shm") / f"quorate-test-others-{os.getpid()}"
+    before = Belongings()
+    block.write_bytes(bytes(4096))
+    with subprocess.Popen(
+        [sys.executable, "-c", _USES, str(block), whose], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as user:
+        assert user.stdin is not None and user.stdout is not None
+        try:
+            assert user.stdout.readline() == b"ready\n"
+            if whose == "elsewhere":
+                user.wait()
+            assert ("shared memory" in Belongings().left_behind(before)) is (whose == "here")
+        finally:
+            block.unlink()
+            user.stdin.write(b"\n")
+            user.stdin.flush()
+            user.stdout.read()  # until it has ended
