@@ -36,6 +36,26 @@ class Bench:
         (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
         return loss
 
+    def alone(self, batch: int) -> list[Tensor | None]:
+        """The gradient of one batch at the newest version, by parameter; nothing is changed by asking."""
+        try:
+            self.backward([batch])
+            self.gradients()  # says so if they are sparse
+            return [None if parameter.grad is None else parameter.grad.clone() for parameter in self.learner.params]
+        finally:
+            self.learner.clear_gradients()
+            self.buffers.reset()
+
+    def short_batch_is_whole(self) -> bool:
+        """Whether the last batch of an epoch, if it is a smaller one, gives every parameter a gradient."""
+        last = (self.ledger.batches_per_epoch or 1) - 1
+        if self.ledger.size(last) == self.ledger.size(0):
+            return True
+        try:
+            return all(grad is not None for grad in self.alone(last))
+        except Exception:  # it says so when its turn comes, if ever
+            return True
+
     def gradients(self) -> list[Tensor]:
         """The gradients just computed."""
         grads = self.learner.gradients()

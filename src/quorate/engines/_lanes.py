@@ -152,10 +152,10 @@ def lanes(bench: Bench, count: int, graphs: bool) -> Lanes | None:
 
 
 def _tried(bench: Bench, count: int, before: _Before) -> Lanes | None:
-    whole = _short_one_is_whole(bench)
-    _one_by_one(bench, 0)  # as in training, when a model may do what it does not do without chance
+    whole = bench.short_batch_is_whole()
+    bench.alone(0)  # as in training, when a model may do what it does not do without chance
     with without_chance(bench.learner.model), full_precision():
-        apart = [_one_by_one(bench, batch) for batch in (0, 1)]
+        apart = [bench.alone(batch) for batch in (0, 1)]
     if not whole or any(grad is None for grads in apart for grad in grads):
         return None
     if before.has_other_parameters():  # a forward pass writes into them: in lanes it would go unnoticed
@@ -163,7 +163,7 @@ def _tried(bench: Bench, count: int, before: _Before) -> Lanes | None:
     try:
         made = _side_by_side(bench, count)
         with without_chance(bench.learner.model), full_precision():
-            again = _one_by_one(bench, 0)  # a model may keep a lane's tensors, with which nobody else can go on
+            again = bench.alone(0)  # a model may keep a lane's tensors, with which nobody else can go on
     except Exception:  # whatever a loss does that torch cannot do side by side: one by one it has just worked
         return None
     if before.task_keeps_lanes():
@@ -176,28 +176,6 @@ def _tried(bench: Bench, count: int, before: _Before) -> Lanes | None:
 def _are_close(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
     pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
     return global_norm([a - b for a, b in pairs]) <= _CLOSE * global_norm([b for _, b in pairs]) + 1e-6
-
-
-def _one_by_one(bench: Bench, batch: int) -> list[Tensor | None]:
-    try:
-        bench.backward([batch])
-        grads = [None if parameter.grad is None else parameter.grad.clone() for parameter in bench.learner.params]
-        bench.gradients()  # says so if they are sparse
-    finally:
-        bench.learner.clear_gradients()
-        bench.buffers.reset()
-    return grads
-
-
-def _short_one_is_whole(bench: Bench) -> bool:
-    """Whether the last batch of an epoch, if it is a smaller one, gives every parameter a gradient, too."""
-    last = (bench.ledger.batches_per_epoch or 1) - 1
-    if bench.ledger.size(last) == bench.ledger.size(0):
-        return True
-    try:
-        return all(grad is not None for grad in _one_by_one(bench, last))
-    except Exception:  # it says so when its turn comes, if ever
-        return True
 
 
 def _side_by_side(bench: Bench, count: int) -> Lanes:

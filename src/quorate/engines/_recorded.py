@@ -88,13 +88,10 @@ def recorded(bench: Bench, batch: int = 0) -> Recorded | None:
         bench.buffers.reset()
         return None
     bench.buffers.reset()
-    bench.backward([batch])
-    apart = [grad.clone() for grad in bench.gradients()]
-    bench.learner.clear_gradients()
-    bench.buffers.reset()
+    apart = [grad for grad in bench.alone(batch) if grad is not None]
     made.replay(batch)
     bench.buffers.reset()
-    if not made.is_whole:
+    if not made.is_whole or not bench.short_batch_is_whole():
         return None
     differences = torch._foreach_sub(made.gradient.views, apart)
     norms = [torch.linalg.vector_norm(torch.stack(torch._foreach_norm(one))) for one in (list(differences), apart)]

@@ -32,9 +32,10 @@ class Simulated(InProcessEngine):
     device: where gradients are computed, e.g. "cpu" or "cuda".
     together: compute a synchronous round as one big batch (None: on a GPU yes, on a CPU no), and the gradients of
         asynchronous workers side by side, each at its own version (None: no). It pays where calls cost more than
-        their arithmetic: for tiny nets, and on a GPU. Both are tried out first.
-    graphs: on a GPU, record the calls of asynchronous gradients as a CUDA graph. It is tried out first, too; switch it
-        off for a loss that depends on something in Python that a try does not show.
+        their arithmetic: for tiny nets, and on a GPU.
+    graphs: on a GPU, record the calls of asynchronous gradients as a CUDA graph.
+        Both are tried out first; switch them off for a loss that depends on something in Python (a counter, `random`)
+        that a try does not show.
     model_bytes: size of a version and of a gradient, where no gradients are computed.
     """
 
