@@ -1,8 +1,10 @@
-"""python -m benchmarks.gpu_simulator [--updates N]: how much of a cluster a GPU simulates a minute.
+"""How much of a cluster a GPU simulates a minute.
 
-The Inception net of experiments/inception and a smaller one, on made-up pictures: async and synchronous, with recorded
-gradients (CUDA graphs) and without, and side by side. Prints, for each, gradients a second, and simulated worker-hours
-a device-minute. Also whether recording changes the parameters: it must not, by a single bit.
+python -m benchmarks.gpu_simulator [TASK …] [--updates N] [--without-bits]
+
+The nets of experiments/inception, pixelcnn and staleness, and a smaller one, on made-up pictures: async and synchronous,
+with recorded gradients (CUDA graphs) and without, and side by side. Prints, for each, gradients a second, and simulated
+worker-hours a device-minute. Also whether recording changes the parameters: it must not, by a single bit.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from collections.abc import Callable
 
 import torch
 from experiments.common.made_up import pictures
+from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.learner import digest
 from quorate.tasks.cifar10 import Cifar10
 from quorate.tasks.inception import Cifar10Inception
+from quorate.tasks.mnist import Mnist
 from quorate.tasks.pixelcnn import PixelCnn
 
 _BATCH = 16
@@ -64,9 +68,15 @@ def run(task: quorate.Task, policy: quorate.Policy, workers: int, updates: int, 
     return line, digest(result.parameters)
 
 
+def _digits(samples: int) -> TensorDataset:
+    return pictures(samples, channels=1, size=28)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="inception, pixelcnn, mnist, alexnet (default: all)")
     parser.add_argument("--updates", type=int, default=600)
+    parser.add_argument("--without-bits", action="store_true", help="leave out the runs that only compare bits")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         print("error: this measures a GPU, and torch sees none here", file=sys.stderr)
@@ -75,6 +85,7 @@ def main() -> int:
     tasks: dict[str, Callable[[], quorate.Task]] = {
         "inception": lambda: Cifar10Inception(data, lr=0.002, samples_per_update=_BATCH, precision="tf32"),
         "pixelcnn": lambda: PixelCnn(data, lr=1e-4, precision="tf32"),
+        "mnist": lambda: Mnist((_digits(60_000), _digits(1000)), lr=0.01, precision="tf32"),
         "alexnet": lambda: Cifar10("alexnet", data, lr=0.002, precision="tf32"),
     }
     policies: list[tuple[quorate.Policy, int, int]] = [
@@ -83,13 +94,19 @@ def main() -> int:
         (quorate.SoftSync(4), 16, given.updates // 4),
         (quorate.BackupSync(100, 6), 106, 2 * max(1, given.updates // 40)),
     ]
+    unknown = set(given.tasks) - set(tasks)
+    if unknown:
+        parser.error(f"there is no task {', '.join(sorted(unknown))}; there are {', '.join(tasks)}")
+    ways = (RECORDED, SIDE_BY_SIDE) if given.without_bits else (RECORDED, CALL_BY_CALL, RECORDED, SIDE_BY_SIDE)
     failed = 0
     for name, make in tasks.items():
+        if given.tasks and name not in given.tasks:
+            continue
         for policy, workers, updates in policies:
             digests = set()
-            for how in (RECORDED, CALL_BY_CALL, RECORDED, SIDE_BY_SIDE):
-                if how == SIDE_BY_SIDE and (workers == 1 or policy.staleness_bound == 0):
-                    continue
+            for how in ways:
+                if how == SIDE_BY_SIDE and policy.staleness_bound == 0:
+                    continue  # a round is one batch anyway
                 line, bits = run(make(), policy, workers, updates, how)
                 if how != SIDE_BY_SIDE:  # which rounds otherwise
                     digests.add(bits)
