@@ -2,7 +2,7 @@
 
 python -m benchmarks.gpu_simulator [TASK …] [--updates N] [--without-bits]
 
-The nets of experiments/inception, pixelcnn and staleness, and a smaller one, on made-up pictures: async and synchronous,
+The nets of experiments/inception, pixelcnn and staleness, and a smaller one, on made-up pictures: async and in rounds,
 with recorded gradients (CUDA graphs) and without, and side by side. Prints, for each, gradients a second, and simulated
 worker-hours a device-minute. Also whether recording changes the parameters: it must not, by a single bit.
 """
