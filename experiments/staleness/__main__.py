@@ -24,7 +24,7 @@ from quorate.tasks.mnist import load_mnist
 class Staleness(Experiment):
     name = "staleness"
     what = "Test error of a small net on MNIST whose gradients are all used 0 to 125 updates late, and what repairs it."
-    takes = "one GPU, minutes"
+    takes = "one GPU, some 15 minutes"
 
     def run(self, options: Options) -> bool:
         if not options.quick:
