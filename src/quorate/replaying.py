@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from quorate.coordinator import DATA_USED_UP, LIMIT_REACHED, REBOUND
+from quorate.engines._abreast import Abreast
 from quorate.engines._in_process import InProcessEngine
+from quorate.engines._together import Together
 from quorate.engines.base import Job, Outcome
 from quorate.errors import BadInput, ReplayMismatch
 from quorate.events import Abandoned, Arrived, Event, Rebound, Refused, Ticket, Timer, WorkerJoined, WorkerLost
@@ -72,7 +74,7 @@ class Replayed(InProcessEngine):
         if threads is not None:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(threads)
-        self._open_model(job, together=recorded in ("together", "abreast"), arithmetic=recorded)
+        self._open_model(job, together=recorded in (Together.arithmetic, Abreast.arithmetic), arithmetic=recorded)
         if self.arithmetic is not None and recorded is not None and self.arithmetic != recorded:
             raise BadInput(f"the trace was made with {recorded} gradients, this task gives {self.arithmetic} ones")
         self._records = read_trace(self._path)

@@ -25,8 +25,8 @@ class Abreast(Slotted[_Slot]):
     """As `Kept`, in a few large calls instead of many small ones.
 
     A ticket keeps a copy of the version it read. In the time that one of W workers takes the others begin anew once,
-    so of W gradients nearly all can be computed in one go, on a GPU at little more than the cost of one. What
-    is cancelled before is never computed. Chance (dropout, augmentation) is drawn for all of them at once.
+    so of W gradients nearly all can be computed in one go. What is cancelled before is never computed. Chance
+    (dropout, augmentation) is drawn for all of them at once.
 
     One worker whose gradients are used late (`Delayed`) reads versions that are long known: there, the tickets that
     come next are foreseen, and computed with the one that is due. One that does not come was computed in vain.
@@ -54,7 +54,7 @@ class Abreast(Slotted[_Slot]):
             self._waiting[ticket.id] = ticket
 
     def _slot_reading(self, version: int) -> _Slot:
-        slot = self._free.pop() if self._free else self._new_slot()
+        slot = self._free_slot()
         slot.numbers = None
         if version == self.learner.version:
             slot.point.buffer.copy_(self.learner.flat.buffer)

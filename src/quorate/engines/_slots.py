@@ -70,6 +70,9 @@ class Slotted(Kept, Generic[SlotT]):
         self._begin(ticket, slot)
 
     def _slot_for(self, ticket: Ticket) -> SlotT:
+        return self._free_slot()
+
+    def _free_slot(self) -> SlotT:
         return self._free.pop() if self._free else self._new_slot()
 
     def arrived(self, ticket: Ticket) -> bool:

@@ -31,8 +31,8 @@ class Simulated(InProcessEngine):
     faults: when workers leave and come back, as a script or its text form.
     device: where gradients are computed, e.g. "cpu" or "cuda".
     together: compute a synchronous round as one big batch (None: on a GPU yes, on a CPU no), and the gradients of
-        asynchronous workers side by side, each at its own version (None: no). It pays where calls cost more than
-        their arithmetic: for tiny nets, and on a GPU.
+        asynchronous workers side by side, each at its own version (None: no). On a CPU that halves the cost of tiny
+        nets and doubles that of large ones.
     graphs: on a GPU, record the calls of asynchronous gradients as a CUDA graph.
         Both are tried out first; switch them off for a loss that depends on something in Python (a counter, `random`)
         that a try does not show.
