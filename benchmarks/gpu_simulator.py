@@ -1,6 +1,6 @@
 """How much of a cluster a GPU simulates a minute.
 
-python -m benchmarks.gpu_simulator [TASK …] [--updates N] [--without-bits]
+python -m benchmarks.gpu_simulator [TASK …] [--updates N] [--batch N] [--workers N] [--without-bits]
 
 The nets of experiments/inception, pixelcnn and staleness, and a smaller one, on made-up pictures: async and in rounds,
 with recorded gradients (CUDA graphs) and without, and side by side. Prints, for each, gradients a second, and simulated
@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from experiments.common.made_up import pictures
@@ -25,19 +26,21 @@ from quorate.tasks.inception import Cifar10Inception
 from quorate.tasks.mnist import Mnist
 from quorate.tasks.pixelcnn import PixelCnn
 
-_BATCH = 16
 RECORDED, CALL_BY_CALL, SIDE_BY_SIDE = "recorded", "call by call", "side by side"
 
 
-def run(task: quorate.Task, policy: quorate.Policy, workers: int, updates: int, how: str) -> tuple[str, str]:
+def run(
+    task: quorate.Task, policy: quorate.Policy, workers: int, batch_size: int, updates: int, how: str
+) -> tuple[str, str]:
     """One run: a line of figures, and the digest of its parameters."""
-    seen: list[tuple[float, float, int]] = []
+    seen: list[tuple[float, float]] = []
+    first = updates // 4  # setting up does not count, nor does the evaluation at the end
 
     class Clock(quorate.Recorder):
-        """When the first and the last evaluation began, so that setting up does not count."""
-
-        def evaluated(self, at: float, version: int, measures: dict[str, float]) -> None:
-            seen.append((time.monotonic(), at, version))
+        def applied(self, at: float, update: Any) -> None:
+            if update.version in (first, updates):
+                torch.cuda.synchronize()
+                seen.append((time.monotonic(), at))
 
     began = time.monotonic()
     result = quorate.train(
@@ -48,17 +51,17 @@ def run(task: quorate.Task, policy: quorate.Policy, workers: int, updates: int, 
             "chen2016",
             device="cuda",
             graphs=how != CALL_BY_CALL,
-            together=True if how == SIDE_BY_SIDE else None,
+            together=how == SIDE_BY_SIDE or policy.staleness_bound == 0,  # a round is one batch
         ),
         updates=updates,
-        batch_size=_BATCH,
-        evaluate_every=max(1, updates // 2),
+        batch_size=batch_size,
+        evaluate_every=updates,
         learning=quorate.Learning(ema=0.999, clip_norm=5.0 if isinstance(policy, quorate.Async) else None),
         recorders=(Clock(),),
     )
     whole_s = time.monotonic() - began
-    (before, virtual_before, first), (after, virtual_after, last) = seen[-2:]
-    took_s, made = after - before, last - first
+    (before, virtual_before), (after, virtual_after) = seen
+    took_s, made = after - before, updates - first
     gradients = made * policy.begin(workers).per_update
     hours = workers * (virtual_after - virtual_before) / 3600
     line = (
@@ -75,24 +78,29 @@ def _digits(samples: int) -> TensorDataset:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="inception, pixelcnn, mnist, alexnet (default: all)")
-    parser.add_argument("--updates", type=int, default=600)
+    parser.add_argument("--updates", type=int, default=2000, help="of async; rounds are fewer (default: 2000)")
+    parser.add_argument("--batch", type=int, default=16, help="samples of a gradient (default: 16)")
+    parser.add_argument("--workers", type=int, default=106, help="of async and of rounds (default: 106)")
     parser.add_argument("--without-bits", action="store_true", help="leave out the runs that only compare bits")
     given = parser.parse_args()
+    if given.updates < 16 or given.workers < 2 or given.batch < 1:
+        parser.error("there must be at least 16 updates, 2 workers and 1 sample")
     if not torch.cuda.is_available():
         print("error: this measures a GPU, and torch sees none here", file=sys.stderr)
         return 2
     data = pictures(50_000), pictures(1000, seed=8)
     tasks: dict[str, Callable[[], quorate.Task]] = {
-        "inception": lambda: Cifar10Inception(data, lr=0.002, samples_per_update=_BATCH, precision="tf32"),
+        "inception": lambda: Cifar10Inception(data, lr=0.002, samples_per_update=given.batch, precision="tf32"),
         "pixelcnn": lambda: PixelCnn(data, lr=1e-4, precision="tf32"),
         "mnist": lambda: Mnist((_digits(60_000), _digits(1000)), lr=0.01, precision="tf32"),
         "alexnet": lambda: Cifar10("alexnet", data, lr=0.002, precision="tf32"),
     }
+    backups = max(1, given.workers // 17)  # of 106, 6
     policies: list[tuple[quorate.Policy, int, int]] = [
-        (quorate.Async(), 106, given.updates),
+        (quorate.Async(), given.workers, given.updates),
         (quorate.Delayed(20), 1, given.updates),
         (quorate.SoftSync(4), 16, given.updates // 4),
-        (quorate.BackupSync(100, 6), 106, 2 * max(1, given.updates // 40)),
+        (quorate.BackupSync(given.workers - backups, backups), given.workers, max(4, given.updates // 20)),
     ]
     unknown = set(given.tasks) - set(tasks)
     if unknown:
@@ -106,8 +114,8 @@ def main() -> int:
             digests = set()
             for how in ways:
                 if how == SIDE_BY_SIDE and policy.staleness_bound == 0:
-                    continue  # a round is one batch anyway
-                line, bits = run(make(), policy, workers, updates, how)
+                    continue
+                line, bits = run(make(), policy, workers, given.batch, updates, how)
                 if how != SIDE_BY_SIDE:  # which rounds otherwise
                     digests.add(bits)
                 print(f"{name:10} {policy.name:9} {workers:4} workers {how:13} {line}", flush=True)

@@ -73,7 +73,8 @@ class Toy:
         return self.make_optimizer(params)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        x, y = self.data.tensors
+        device = next(model.parameters()).device
+        x, y = (tensor.to(device) for tensor in self.data.tensors)
         return {"accuracy": float((model(x).argmax(1) == y).float().mean())}
 
 

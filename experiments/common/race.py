@@ -57,7 +57,6 @@ class Race:
     measure: its name among what the task's `evaluate` gives. rising: more is better.
     unit: what a learning curve's axis says.
     reference: the method that others are compared with.
-    at_its_rate: whether all methods are also run with the reference's rate, under the first latency.
     targets: of the measure; none: what the reference has in its worst seed after a quarter, half and all of the time.
     together: of the simulated engine; True where a CPU, too, is quicker with a round as one batch.
     shares: of the time; synchronous methods of several workers are also run to the end of so much of it, under the
@@ -76,7 +75,6 @@ class Race:
     unit: str
     rising: bool
     reference: str
-    at_its_rate: bool = False
     targets: tuple[float, ...] = ()
     last: int = 1
     shares: tuple[float, ...] = ()
@@ -109,9 +107,6 @@ class Race:
                     for method in self.in_less_time()
                     if method.name in rates
                 )
-        if self.at_its_rate and len(rates) == len(self.methods):
-            for seed in self.seeds:
-                yield from (Trial(name, self.latencies[0], rates[self.reference], seed, self.seconds) for name in rates)
 
     def shorter(self) -> list[float]:
         """Lengths of trainings that have a share of the time."""
@@ -150,15 +145,10 @@ class Race:
         return None if best is None else best.lr
 
     def curves(
-        self,
-        name: str,
-        found: Found[Trial, Point],
-        latency: str,
-        rate: float | None = None,
-        seconds: float | None = None,
+        self, name: str, found: Found[Trial, Point], latency: str, seconds: float | None = None
     ) -> list[list[Point]]:
-        """All seeds of a method, with its tuned rate or another, over the whole time or less."""
-        rate = self.rate(name, found) if rate is None else rate
+        """All seeds of a method, with its tuned rate, over the whole time or less."""
+        rate = self.rate(name, found)
         if rate is None:
             return []
         trials = [Trial(name, latency, rate, seed, seconds or self.seconds) for seed in self.seeds]

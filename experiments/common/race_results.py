@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,9 @@ from experiments.common.drawing import band, figure_in
 from experiments.common.race import Method, Race, Trial
 from experiments.common.spread import markdown, spread_of
 from experiments.common.trials import Found
+
+#: This share of a curve is not shown in full.
+_BEGINNING = 0.05
 
 
 class _Unit(NamedTuple):
@@ -29,7 +33,7 @@ def _unit(race: Race) -> _Unit:
 
 
 def write_race(race: Race, found: Found[Trial, Point], folder: Path, digits: int = 3) -> list[Path]:
-    """summary.md, curves.png and tuning.png in the folder; `digits` of the measure are shown."""
+    """summary.md, curves.png, tuning.png and, if there are any, shorter.png; `digits` of the measure are shown."""
     files = [folder / name for name in ("summary.md", "curves.png", "tuning.png")]
     parts = [
         f"Latency {latency}; every method with its tuned rate\n\n{_table(race, found, latency, digits)}"
@@ -37,10 +41,6 @@ def write_race(race: Race, found: Found[Trial, Point], folder: Path, digits: int
     ]
     if race.shares:
         parts.append(f"To the end of a shorter time, latency {race.latencies[0]}\n\n{_shorter(race, found, digits)}")
-    if race.at_its_rate:
-        rate = race.rate(race.reference, found)
-        table = _table(race, found, race.latencies[0], digits, rate)
-        parts.append(f"Latency {race.latencies[0]}; every method with the rate of {race.reference}\n\n{table}")
     parts.append(
         f"Tuning: {race.measure} of one seed after {_unit(race).of(race.tuning_seconds)}, on {race.tuned_with}\n\n"
         f"{_tuning(race, found)}"
@@ -48,32 +48,37 @@ def write_race(race: Race, found: Found[Trial, Point], folder: Path, digits: int
     files[0].write_text("\n".join(parts))
     _draw_curves(race, found, files[1])
     _draw_tuning(race, found, files[2])
+    if race.shares:
+        files.append(folder / "shorter.png")
+        _draw_shorter(race, found, files[-1], digits)
     return files
 
 
 # ---------------------------------------------------------------- tables
 
 
-def _table(race: Race, found: Found[Trial, Point], latency: str, digits: int, rate: float | None = None) -> str:
+def _table(race: Race, found: Found[Trial, Point], latency: str, digits: int) -> str:
     """A line for every method: what it ends with, hours to each target, and how much sooner than the reference."""
     targets = race.all_targets(found, latency)
     header = ["method", "rate", "updates", f"{race.measure} at the end"]
     header += [f"{_unit(race).name} to {target:.{digits}f}" for target in targets]
     lines = []
     for method in race.methods:
-        curves = race.curves(method.name, found, latency, rate)
+        curves = race.curves(method.name, found, latency)
         if not curves:
             continue
-        used = race.rate(method.name, found) if rate is None else rate
         end = _finals(race, curves).text(digits)
         cells = [_time(race, found, latency, curves, target) for target in targets]
-        lines.append([method.name, f"{used:g}", curves[0][-1].update, end, *cells])
+        lines.append([method.name, f"{race.rate(method.name, found):g}", curves[0][-1].update, end, *cells])
     return markdown(header, lines)
 
 
 def _shorter(race: Race, found: Found[Trial, Point], digits: int) -> str:
     """Synchronous methods with less time, beside the reference with all of it."""
     unit, latency = _unit(race), race.latencies[0]
+    targets = race.all_targets(found, latency)
+    if not targets:
+        return "(not there yet)\n"
     rows = []
     for name, seconds in [
         (race.reference, race.seconds),
@@ -81,8 +86,13 @@ def _shorter(race: Race, found: Found[Trial, Point], digits: int) -> str:
     ]:
         curves = race.curves(name, found, latency, seconds=seconds)
         if curves:
-            rows.append([name, unit.of(seconds), curves[0][-1].update, _finals(race, curves).text(digits)])
-    return markdown(["method", "time", "updates", f"{race.measure} at the end"], rows)
+            finals = [race.final(curve) for curve in curves]
+            there = sum(final >= targets[-1] if race.rising else final <= targets[-1] for final in finals)
+            share = f"{race.seconds / seconds:.1f}×"
+            end = _finals(race, curves).text(digits)
+            rows.append([name, unit.of(seconds), share, curves[0][-1].update, end, f"{there} of {len(finals)}"])
+    header = ["method", "time", "sooner", "updates", f"{race.measure} at the end", f"seeds at {targets[-1]:.{digits}f}"]
+    return markdown(header, rows)
 
 
 def _finals(race: Race, curves: Sequence[Sequence[Point]]) -> Any:
@@ -145,11 +155,10 @@ def _draw_curves(race: Race, found: Found[Trial, Point], file: Path) -> None:
                 if curves:
                     lines = [[(point.seconds / unit.seconds, point.measure) for point in curve] for curve in curves]
                     band(axes, lines, method.colour, method.name, linestyle=_line(method))
-                    later = [y for line in lines for x, y in line if x > 0.05 * race.seconds / unit.seconds and y == y]
-                    lowest, highest = min([lowest, *later]), max([highest, *later])
+                    lowest, highest = _limits(race, curves, lowest, highest)
             for target in race.all_targets(found, latency):
                 axes.axhline(target, color="#AAAAAA", lw=0.7, ls=":")
-            if lowest < highest:  # the first minutes would squeeze the rest
+            if lowest < highest:
                 room = 0.05 * (highest - lowest)
                 axes.set_ylim(lowest - room, highest + room)
             axes.set_xlim(0, 1.02 * race.seconds / unit.seconds)
@@ -157,6 +166,56 @@ def _draw_curves(race: Race, found: Found[Trial, Point], file: Path) -> None:
             axes.set_title(latency)
         panels[0].set_ylabel(race.unit)
         panels[-1].legend(frameon=False, fontsize=8)
+
+
+def _limits(race: Race, curves: list[list[Point]], lowest: float, highest: float) -> tuple[float, float]:
+    """How far an axis must go. The first minutes, and what goes wrong later, would squeeze the rest."""
+    there = [(point.seconds / race.seconds, point.measure) for curve in curves for point in curve]
+    good = [y for x, y in there if x > _BEGINNING and y == y]
+    bad = [y for x, y in there if _BEGINNING < x < 4 * _BEGINNING and y == y]
+    if race.rising:
+        return min([lowest, *bad]), max([highest, *good])
+    return min([lowest, *good]), max([highest, *bad])
+
+
+def _draw_shorter(race: Race, found: Found[Trial, Point], file: Path, digits: int) -> None:
+    """What every seed ends with, by the time that it had. What is far worse is a triangle at the edge."""
+    latency, unit = race.latencies[0], _unit(race)
+    reference = [race.final(curve) for curve in race.curves(race.reference, found, latency)]
+    with figure_in(file, size=(6.4, 3.8)) as axes:
+        ends: list[tuple[Method, float, float]] = []
+        off: dict[tuple[float, str], list[str]] = {}
+        for method in race.methods:
+            for seconds in (*race.shorter(), race.seconds):
+                curves = race.curves(method.name, found, latency, seconds)
+                ends += [(method, seconds / unit.seconds, race.final(curve)) for curve in curves]
+        shown = sorted(end for _, _, end in ends)
+        if not shown or not reference:
+            return
+        typical, worst = statistics.median(shown), max(reference, key=lambda end: -end if race.rising else end)
+        room = 1.5 * max(abs(typical - (shown[-1] if race.rising else shown[0])), abs(worst - typical))
+        edge = typical - room if race.rising else typical + room
+        for method, at, end in ends:
+            far = end < edge if race.rising else end > edge
+            place = at * (1 + 0.012 * (race.methods.index(method) - len(race.methods) // 2))
+            mark = ("v" if race.rising else "^") if far else ("s" if method.dashed else "o")
+            fill = "none" if method.dashed else method.colour
+            axes.plot([place], [edge if far else end], mark, ms=6, color=method.colour, mfc=fill)
+            if far:
+                off.setdefault((place, method.colour), []).append(f"{end:.{digits}f}")
+        for (place, colour), numbers in off.items():
+            below = {"xytext": (8, -3), "textcoords": "offset points", "fontsize": 7, "color": colour}
+            axes.annotate(", ".join(numbers), (place, edge), **below, annotation_clip=False)
+        for method in race.methods:
+            mark, fill = ("s", "none") if method.dashed else ("o", method.colour)
+            axes.plot([], [], mark, ms=6, color=method.colour, mfc=fill, label=method.name)
+        axes.axhspan(min(reference), max(reference), color="black", alpha=0.12, lw=0)
+        axes.set_xscale("log")
+        times = sorted({at for _, at, _ in ends})
+        axes.set_xticks(times, [f"{at:.3g}" for at in times])
+        axes.set_xticks([], minor=True)
+        axes.set(xlabel=f"{unit.name} of training, virtual; grey: {race.reference} with all of them", ylabel=race.unit)
+        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
 
 
 def _draw_tuning(race: Race, found: Found[Trial, Point], file: Path) -> None:

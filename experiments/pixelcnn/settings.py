@@ -28,7 +28,6 @@ FULL = Race(
     unit="test NLL, bits per dimension",
     rising=False,
     reference=ONE,
-    at_its_rate=True,
     shares=(1 / 3, 1 / 4),
     averaged_share=0.02,
 )

@@ -70,6 +70,7 @@ class Replayed(InProcessEngine):
 
     def open(self, job: Job) -> None:
         recorded = self._header["engine"]["arithmetic"]
+        self.graphs = self._header["engine"].get("graphs", True)  # a loss may be one that cannot be recorded
         threads = self._header["engine"].get("threads")  # of each worker; another number rounds differently
         if threads is not None:
             self._threads_before = torch.get_num_threads()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import quorate
-from quorate.engines._together import each_group_by_itself
+from quorate.engines._groups import each_group_by_itself
 from quorate.ledger import Ledger
 from quorate.task import BoundTask
 from quorate.tasks.digits import Digits
@@ -19,6 +19,11 @@ from tests.tasks import Toy, adam, batch_norm_net, mlp, plain_loop, sgd
 
 def cosine(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 150)
+
+
+def batch_norm_without_statistics() -> nn.Module:
+    norm = nn.BatchNorm1d(16, track_running_stats=False)
+    return nn.Sequential(nn.Linear(6, 16), norm, nn.ReLU(), nn.Linear(16, 3))
 
 
 def conv_net_with_batch_norm() -> nn.Module:
@@ -83,7 +88,7 @@ def test_eight_workers_equal_one_at_eight_times_the_batch(optimizer: Any, togeth
     assert eight.summary["samples"] == one.summary["samples"]
 
 
-@pytest.mark.parametrize("make", [mlp, batch_norm_net, conv_net_with_batch_norm])
+@pytest.mark.parametrize("make", [mlp, batch_norm_net, conv_net_with_batch_norm, batch_norm_without_statistics])
 def test_a_round_as_one_big_batch_equals_separate_batches(make: Any) -> None:
     """BatchNorm too: every worker's batch is normalised by itself, and the statistics are averaged."""
     task = Toy(make, samples=150)
@@ -99,7 +104,7 @@ def test_a_round_as_one_big_batch_equals_separate_batches(make: Any) -> None:
         torch.testing.assert_close(together.parameters[name], tensor, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("make", [mlp, batch_norm_net, conv_net_with_batch_norm])
+@pytest.mark.parametrize("make", [mlp, batch_norm_net, conv_net_with_batch_norm, batch_norm_without_statistics])
 @pytest.mark.parametrize("policy", [quorate.Delayed(1), quorate.Delayed(3), quorate.Delayed(2, warm_up=12)], ids=repr)
 def test_a_delayed_round_as_one_big_batch_equals_separate_batches(make: Any, policy: quorate.Policy) -> None:
     """At the older version that its workers read, with the BatchNorm statistics of that version."""

@@ -101,7 +101,7 @@ def together_option(which: str = "") -> Any:
         UPDATE,
         f"Compute a round as one big batch, and asynchronous gradients side by side, or worker by worker.{which}",
         "--together/--apart",
-        show_default="rounds together on a GPU",
+        show_default="together on a GPU",
     )
 
 

@@ -18,22 +18,22 @@ class Batches:
     """Loads batches by their number.
 
     A batch's randomness (dropout, augmentation) is seeded by the batch, so that it is the same on any engine,
-    in any order and on any retry.
+    in any order and on any retry. Of batches that are computed as one, or side by side, it is the first one's.
     """
 
     def __init__(self, task: BoundTask, ledger: Ledger, seed: int, device: torch.device) -> None:
         self.task, self.ledger, self.device = task, ledger, device
         task.on_device(device)
         self._seed = derive(seed, "batch")
-        self._on_cuda = device.type == "cuda"
         self._epochs: dict[int, _Epoch] = {}  # the newest few
 
     def seed(self, batch: int) -> None:
         """Let the randomness of this batch begin."""
         seed = mix64((self._seed + batch * GOLDEN64) & MASK64) >> 1
         torch.default_generator.manual_seed(seed)
-        if self._on_cuda:
-            torch.cuda.manual_seed(seed)
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(seed)
 
     def load(self, batches: Sequence[int]) -> Any:
         """The samples of these batches as one, on the device."""

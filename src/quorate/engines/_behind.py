@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from quorate.engines._bench import Bench
+from quorate.engines._groups import has_batch_norm
 from quorate.engines._kept import Kept
 from quorate.engines._together import Together, compute_together
 from quorate.engines.base import Outcome
@@ -25,6 +26,7 @@ class TogetherBehind(Kept):
     def __init__(self, bench: Bench, policy: Policy) -> None:
         super().__init__(bench, policy)
         assert not self._compensation, "compensated gradients are kept apart"
+        self._has_batch_norm = has_batch_norm(bench.learner.model)
 
     def started(self, ticket: Ticket) -> None:
         pass
@@ -34,7 +36,8 @@ class TogetherBehind(Kept):
 
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
         learner, buffers = self.learner, self.bench.buffers
-        uneven = buffers.any and len({ticket.samples for ticket in tickets}) > 1  # BatchNorm's groups are of one size
+        # BatchNorm's groups are of one size.
+        uneven = self._has_batch_norm and len({ticket.samples for ticket in tickets}) > 1
         if len(tickets) == 1 or weights is not None or uneven:
             return self._one_by_one(tickets, weights)
         version = tickets[0].version

@@ -36,10 +36,10 @@ class Bench:
         (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
         return loss
 
-    def alone(self, batch: int) -> list[Tensor | None]:
-        """The gradient of one batch at the newest version, by parameter; nothing is changed by asking."""
+    def alone(self, *batches: int) -> list[Tensor | None]:
+        """The gradient of these, as one, at the newest version, by parameter; nothing is changed by asking."""
         try:
-            self.backward([batch])
+            self.backward(batches)
             self.gradients()  # says so if they are sparse
             return [None if parameter.grad is None else parameter.grad.clone() for parameter in self.learner.params]
         finally:

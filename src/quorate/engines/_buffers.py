@@ -67,6 +67,10 @@ class Buffers:
         """Copy those that the model sees."""
         _copy_into(into, self._slots.tensors())
 
+    def left_behind(self) -> None:
+        """Something that was recorded has changed those that the model sees."""
+        self._are_elsewhere = self.any
+
     def settle(self) -> None:
         """Let the model see the newest version's, if it may see others."""
         if self._are_elsewhere:

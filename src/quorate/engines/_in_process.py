@@ -11,7 +11,7 @@ from quorate.engines._bench import Bench, Strategy
 from quorate.engines._kept import HALF, Kept, finds_nan_early
 from quorate.engines._lanes import MOST as MOST_LANES
 from quorate.engines._lanes import lanes
-from quorate.engines._recorded import recorded
+from quorate.engines._recorded import Recorded, recorded
 from quorate.engines._replayed import Replayed
 from quorate.engines._summed import Summed
 from quorate.engines._together import Together, may_go_together
@@ -41,14 +41,15 @@ class InProcessEngine(Engine):
         return None if self._strategy is None else self._strategy.arithmetic
 
     def _open_model(self, job: Job, together: bool | None, arithmetic: str | None = None) -> None:
-        """Make the model. `together`: compute a synchronous round as one big batch (None: on a GPU), and gradients of
-        several versions side by side (None: no).
+        """Make the model. `together`: compute a synchronous round as one big batch, and gradients of several versions
+        side by side (None: on a GPU).
 
         `arithmetic`: do as a recorded run did, where its engine could have done otherwise.
         """
         cudnn = torch.backends.cudnn
         self._saved_settings = torch.get_rng_state(), cudnn.deterministic, cudnn.benchmark
         cudnn.deterministic, cudnn.benchmark = True, False  # equal seeds, equal runs
+        self._bench = self._strategy = None  # of an earlier run
         if job.task is None:
             return
         self._bench = bench = Bench(job, self.device)
@@ -60,10 +61,13 @@ class InProcessEngine(Engine):
                 self._strategy = TogetherBehind(bench, job.policy)
             else:
                 # What one worker computes next is known if it reads old versions.
-                abreast = min(MOST_LANES, max(self.workers, job.policy.history + 1)) if together else 1
+                abreast = min(MOST_LANES, max(self.workers, job.policy.history + 1)) if wanted else 1
                 self._strategy = self._kept_apart(bench, job.policy, abreast, half=arithmetic == HALF)
             return
-        self._strategy = Together(bench) if wanted and may_go_together(bench) else Summed(bench)
+        if wanted and may_go_together(bench):
+            self._strategy = Together(bench, self._recorded(bench, job.policy.begin(self.workers).per_update))
+        else:
+            self._strategy = Summed(bench)
 
     def _kept_apart(self, bench: Bench, policy: Policy, abreast: int, half: bool) -> Strategy:
         """abreast: how many gradients at most are computed side by side."""
@@ -72,8 +76,11 @@ class InProcessEngine(Engine):
         side_by_side = lanes(bench, abreast, self.graphs) if abreast > 1 else None
         if side_by_side is not None:
             return Abreast(bench, policy, side_by_side)
-        recording = recorded(bench) if self.device.type == "cuda" and self.graphs else None
+        recording = self._recorded(bench)
         return Kept(bench, policy) if recording is None else Replayed(bench, policy, recording)
+
+    def _recorded(self, bench: Bench, groups: int = 1) -> Recorded | None:
+        return recorded(bench, groups) if self.device.type == "cuda" and self.graphs else None
 
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
         return _NOTHING_LEARNED if self._strategy is None else self._strategy.apply(tickets, weights)

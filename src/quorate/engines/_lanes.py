@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from quorate.engines._batchable import Batchable
+from quorate.engines._before import Before, repeats_itself, tensors_of_task, what_others_hold
 from quorate.engines._bench import Bench
-from quorate.engines._recorded import record
+from quorate.engines._graphs import Recording, record
+from quorate.engines._recorded import share_of_memory
 from quorate.engines._together import full_precision, without_chance
 from quorate.flat import Layout
 from quorate.learner import global_norm
@@ -22,6 +25,8 @@ from quorate.learner import global_norm
 MOST = 16
 #: By how much side by side may differ from one by one, as a share of the gradient, where nothing is left to chance.
 _CLOSE = 1e-2
+#: All lanes may take this share of a GPU's memory: others may want to train beside.
+_MOST_MEMORY = 1 / 16
 
 
 class Rows:
@@ -73,22 +78,24 @@ class Lanes:
         self._parameters = [names[id(parameter)] for parameter in bench.learner.params]
         self._buffers = [names[id(buffer)] for buffer in bench.buffers.live()]
         self._losses = _Losses(bench, self._buffers)
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._recording: Recording | None = None
         self.numbers = torch.zeros(count, 2, device=device)
 
     def record(self) -> None:
         """From now on, compute by replaying a CUDA graph."""
-        self._graph, self.numbers = record(self._compute, lambda: None)
+        device = self.points.rows[0].device
+        self._recording = record(self._compute, lambda: None, partial(what_others_hold, self._bench), device)
+        self.numbers = self._recording.made
 
     def compute(self, batches: Sequence[int]) -> None:
         """The gradients of these batches, at most `count`, in the first lanes."""
         found = torch.cat([self._bench.batches.samples([batch]) for batch in batches])
         self._indices[: len(found)].copy_(found)
         self._bench.batches.seed(batches[0])  # chance is drawn for all lanes at once
-        if self._graph is None:
+        if self._recording is None:
             self.numbers = self._compute()
         else:
-            self._graph.replay()
+            self._recording.graph.replay()
 
     def _compute(self) -> Tensor:
         bench = self._bench
@@ -138,27 +145,28 @@ def lanes(bench: Bench, count: int, graphs: bool) -> Lanes | None:
     layout = bench.learner.flat.layout
     if bench.ledger.size(0) != bench.ledger.size(1) or len(layout.runs(bench.learner.flat.buffer)) != 1:
         return None
-    before = _Before(bench)
-    made = _tried(bench, count, before)
-    if made is not None and graphs and bench.learner.flat.buffer.device.type == "cuda":
+    on_gpu = bench.learner.flat.buffer.is_cuda
+    before = Before(bench)
+    too_large = on_gpu and count * share_of_memory(bench, [0]) > _MOST_MEMORY
+    made = None if too_large else _tried(bench, count, before)
+    if made is not None and graphs and on_gpu:
         try:
             made.record()
-        except RuntimeError:  # torch says so in many ways
-            torch.cuda.synchronize()
+        except Exception:  # torch says so in many ways
             made = None
     if made is None:
         before.restore()
     return made
 
 
-def _tried(bench: Bench, count: int, before: _Before) -> Lanes | None:
+def _tried(bench: Bench, count: int, before: Before) -> Lanes | None:
     whole = bench.short_batch_is_whole()
     bench.alone(0)  # as in training, when a model may do what it does not do without chance
     with without_chance(bench.learner.model), full_precision():
         apart = [bench.alone(batch) for batch in (0, 1)]
     if not whole or any(grad is None for grads in apart for grad in grads):
         return None
-    if before.has_other_parameters():  # a forward pass writes into them: in lanes it would go unnoticed
+    if before.has_other_parameters() or not repeats_itself(bench, [0]):  # in lanes it would go unnoticed
         return None
     try:
         made = _side_by_side(bench, count)
@@ -166,8 +174,8 @@ def _tried(bench: Bench, count: int, before: _Before) -> Lanes | None:
             again = bench.alone(0)  # a model may keep a lane's tensors, with which nobody else can go on
     except Exception:  # whatever a loss does that torch cannot do side by side: one by one it has just worked
         return None
-    if before.task_keeps_lanes():
-        return None
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors_of_task(bench))):
+        return None  # put by, to be looked at later: of lanes there is nothing to see
     abreast = [[view[lane] for view in made.gradients.views] for lane in (0, 1)]
     same = all(map(_are_close, abreast, apart)) and _are_close(again, apart[0])
     return made if same else None
@@ -188,38 +196,3 @@ def _side_by_side(bench: Bench, count: int) -> Lanes:
     with without_chance(bench.learner.model), full_precision():
         made.compute([0, 1])
     return made
-
-
-class _Before:
-    """What there was before lanes were tried: parameters, and what task and modules hold in Python."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._parameters = bench.learner.flat.buffer.clone()
-        self._held = [(place, place.copy()) for place in _places(bench.task.task, *bench.learner.model.modules())]
-
-    def has_other_parameters(self) -> bool:
-        return not torch.equal(self._parameters, self._bench.learner.flat.buffer)
-
-    def task_keeps_lanes(self) -> bool:
-        """Whether a loss has put a tensor by, to be looked at later: of lanes there is nothing to see."""
-        return any(
-            isinstance(one, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(one)
-            for place in _places(self._bench.task.task)
-            for one in (place.values() if isinstance(place, dict) else place)
-        )
-
-    def restore(self) -> None:
-        self._bench.learner.flat.buffer.copy_(self._parameters)
-        for place, held in self._held:
-            place.clear()
-            place.update(held) if isinstance(place, dict) else place.extend(held)
-        self._bench.learner.clear_gradients()
-        self._bench.buffers.reset()
-
-
-def _places(*holders: Any) -> list[dict[Any, Any] | list[Any]]:
-    """The attributes of each, and the lists and dicts among them."""
-    attributes = [vars(holder) for holder in holders if hasattr(holder, "__dict__")]
-    values = [value for place in attributes for value in place.values()]
-    return [*attributes, *(value for value in values if type(value) is list or type(value) is dict)]

@@ -17,7 +17,7 @@ class _Slot(Slot):
 
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
-        self.numbers = torch.zeros(2, pin_memory=True)
+        self.numbers = torch.zeros(2, dtype=torch.float64, pin_memory=True)
         self.done = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
@@ -41,7 +41,7 @@ class Replayed(Slotted[_Slot]):
         recording = self._recording
         if ticket.version == self.learner.version:
             recording.start.buffer.copy_(self.bench.buffers.flat.buffer)
-            recording.replay(ticket.batch)
+            recording.replay([ticket.batch])
         else:
             self._replay_at_older(ticket)
         slot.gradient.buffer.copy_(recording.gradient.buffer)
@@ -60,7 +60,7 @@ class Replayed(Slotted[_Slot]):
         flat.buffer.copy_(old.flat.buffer)
         if old.buffers:
             torch._foreach_copy_(self._recording.start.views, old.buffers)
-        self._recording.replay(ticket.batch)
+        self._recording.replay([ticket.batch])
         flat.buffer.copy_(self._newest.buffer)
 
     def _due(self, ticket: Ticket, slot: _Slot) -> Computed:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import cast
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from quorate.engines._bench import Bench, Strategy
+from quorate.engines._groups import each_group_by_itself, has_batch_norm
+from quorate.engines._one_vector import as_one_vector, vector_of
+from quorate.engines._recorded import Recorded
 from quorate.engines._summed import Summed
 from quorate.engines.base import Outcome
 from quorate.events import Ticket
@@ -23,8 +22,6 @@ from quorate.noise import EVERY, Norms, is_measured
 
 #: One batch apart may take a device as long as the whole round, so norms are taken less often here.
 _MEASURE_EVERY = 16 * EVERY
-#: Up to so many, a call of BatchNorm each costs less than moving all of them about.
-_FEW_GROUPS = 4
 
 
 class Together(Strategy):
@@ -32,13 +29,18 @@ class Together(Strategy):
 
     BatchNorm still normalises every worker's batch by itself. NaN and Inf are found when the round is applied;
     the round is then computed one by one, and what is finite is applied.
+
+    recording: of the usual round, which is then one replay.
     """
 
     arithmetic = "together"
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, recording: Recorded | None = None) -> None:
         super().__init__(bench)
         self._one_by_one = Summed(bench)
+        self._recording = recording
+        self._has_batch_norm = has_batch_norm(bench.learner.model)
+        self._one_vector = None if recording is None else as_one_vector(bench.learner)
 
     def started(self, ticket: Ticket) -> None:
         pass
@@ -51,20 +53,52 @@ class Together(Strategy):
 
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
         assert weights is None
-        if len(tickets) == 1 or (self.bench.buffers.any and len({ticket.samples for ticket in tickets}) > 1):
+        is_usual = self._recording is not None and self._recording.is_of([ticket.samples for ticket in tickets])
+        uneven = self._has_batch_norm and len({ticket.samples for ticket in tickets}) > 1
+        if uneven or (len(tickets) == 1 and not is_usual):
             return self._one_by_one.apply_one_by_one(tickets)  # groups of BatchNorm must be of one size
-        first_sq = self._first_alone(tickets[0]) if is_measured(self.learner.version, _MEASURE_EVERY) else None
-        loss, norm = compute_together(self.bench, tickets)
-        if not math.isfinite(loss) or not math.isfinite(norm):
+        measured = len(tickets) > 1 and is_measured(self.learner.version, _MEASURE_EVERY)
+        first_sq = self._first_alone(tickets[0]) if measured else None
+        outcome = self._replayed(tickets) if is_usual else self._called(tickets)
+        if outcome is None:
+            self.learner.clear_gradients()
             self.bench.buffers.reset()
             return self._one_by_one.apply_one_by_one(tickets)
+        self.learner.clear_gradients()
+        if len(tickets) == 1 and self.learner.learning.clip_norm is None:
+            return outcome._replace(norm=None)  # as one by one, so that a trace does not tell
+        if first_sq is None or outcome.norm is None:
+            return outcome
+        norms = Norms(first_sq, tickets[0].samples, outcome.norm**2, sum(ticket.samples for ticket in tickets))
+        return outcome._replace(norms=norms)
+
+    def _called(self, tickets: tuple[Ticket, ...]) -> Outcome | None:
+        """Call by call. None, and nothing is changed: something is not finite."""
+        loss, norm = compute_together(self.bench, tickets)
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            return None
         self.bench.buffers.advance([self.bench.buffers.after_forward()], [1.0])
         self.learner.step(norm)
-        self.learner.clear_gradients()
-        norms = None
-        if first_sq is not None:
-            norms = Norms(first_sq, tickets[0].samples, norm * norm, sum(ticket.samples for ticket in tickets))
-        return Outcome(loss, norm, norms=norms)
+        return Outcome(loss, norm)
+
+    def _replayed(self, tickets: tuple[Ticket, ...]) -> Outcome | None:
+        """The same, as one replay."""
+        recording, learner, buffers = self._recording, self.learner, self.bench.buffers
+        assert recording is not None
+        recording.start.buffer.copy_(buffers.flat.buffer)
+        recording.replay(sorted(ticket.batch for ticket in tickets))
+        loss, norm = recording.numbers.tolist()
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            return None
+        buffers.advance_by(recording.after, None)
+        if self._one_vector is None:
+            for parameter, view in zip(learner.params, recording.gradient.views, strict=True):
+                parameter.grad = view
+            learner.step(norm)
+        else:
+            self._one_vector.gradient = vector_of(recording.gradient)
+            learner.step(norm, (self._one_vector.gradient,))
+        return Outcome(loss, norm)
 
     def _first_alone(self, ticket: Ticket) -> float:
         """The squared norm of one arrival's gradient, computed beside the round; nothing is changed by it."""
@@ -82,7 +116,7 @@ def compute_together(bench: Bench, tickets: tuple[Ticket, ...]) -> tuple[float, 
         loss = bench.backward(sorted(ticket.batch for ticket in tickets))
     norms = torch.stack(torch._foreach_norm(bench.gradients()))
     # One wait for the device, for both numbers.
-    both = torch.stack([loss.detach().float(), torch.linalg.vector_norm(norms).float()]).tolist()
+    both = torch.stack([loss.detach().double(), torch.linalg.vector_norm(norms).double()]).tolist()
     return both[0], both[1]
 
 
@@ -138,101 +172,3 @@ def without_chance(model: nn.Module) -> Iterator[None]:
     finally:
         for module in switched:
             module.training = True
-
-
-@contextmanager
-def each_group_by_itself(model: nn.Module, groups: int) -> Iterator[None]:
-    """Let BatchNorm treat a batch as `groups` batches side by side, each with statistics of its own."""
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, _BatchNorm):
-                module.forward = partial(_grouped_batch_norm, module, groups)  # type: ignore[method-assign]
-                stack.callback(delattr, module, "forward")
-        yield
-
-
-def _grouped_batch_norm(norm: _BatchNorm, groups: int, x: Tensor) -> Tensor:
-    """As many calls of batch_norm in one, each with the statistics that a worker's batch begins with."""
-    tracked = norm.track_running_stats and norm.running_mean is not None and norm.running_var is not None
-    means = cast(Tensor, norm.running_mean).repeat(groups, 1) if tracked else None
-    variances = cast(Tensor, norm.running_var).repeat(groups, 1) if tracked else None
-    factor = 0.0 if norm.momentum is None else norm.momentum
-    if norm.training and tracked and norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-        if norm.momentum is None:
-            factor = 1.0 / float(norm.num_batches_tracked)
-    channels_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    normalise = _groups_as_channels
-    if channels_last:
-        normalise = _group_by_group if groups <= _FEW_GROUPS else _by_formula
-    y = normalise(norm, groups, x, means, variances, norm.training or not tracked, factor)
-    if tracked and norm.training:
-        assert means is not None and variances is not None
-        cast(Tensor, norm.running_mean).copy_(means.mean(0))
-        cast(Tensor, norm.running_var).copy_(variances.mean(0))
-    return y
-
-
-def _groups_as_channels(
-    norm: _BatchNorm, groups: int, x: Tensor, means: Tensor | None, variances: Tensor | None, own: bool, factor: float
-) -> Tensor:
-    """Groups become channels, so that one batch_norm call serves them all."""
-    batch, channels = x.shape[0] // groups, x.shape[1]
-    rest = x.shape[2:]
-    y = functional.batch_norm(
-        x.reshape(groups, batch, channels, *rest).transpose(0, 1).reshape(batch, -1, *rest),
-        None if means is None else means.view(-1),
-        None if variances is None else variances.view(-1),
-        norm.weight.repeat(groups) if norm.affine else None,
-        norm.bias.repeat(groups) if norm.affine else None,
-        own,
-        factor,
-        norm.eps,
-    )
-    return y.reshape(batch, groups, channels, *rest).transpose(0, 1).reshape(x.shape)
-
-
-def _by_formula(
-    norm: _BatchNorm, groups: int, x: Tensor, means: Tensor | None, variances: Tensor | None, own: bool, factor: float
-) -> Tensor:
-    """All groups at once where channels lie innermost: a few passes over memory, however many groups there are."""
-    n, channels, height, width = x.shape
-    table = x.permute(0, 2, 3, 1).reshape(groups, -1, channels)  # as it lies
-    if own:
-        variance, mean = torch.var_mean(table, dim=1, correction=0)
-        if means is not None and variances is not None:
-            count = table.shape[1]
-            with torch.no_grad():
-                means.lerp_(mean.float(), factor)
-                variances.lerp_(variance.float() * (count / max(1, count - 1)), factor)
-    else:
-        assert means is not None and variances is not None
-        variance, mean = variances, means
-    scale = (variance + norm.eps).rsqrt()
-    if norm.affine:
-        scale = scale * norm.weight
-    shift = -mean * scale
-    if norm.affine:
-        shift = shift + norm.bias
-    y = torch.addcmul(shift[:, None], table, scale[:, None]).to(x.dtype)
-    return y.view(n, height, width, channels).permute(0, 3, 1, 2)
-
-
-def _group_by_group(
-    norm: _BatchNorm, groups: int, x: Tensor, means: Tensor | None, variances: Tensor | None, own: bool, factor: float
-) -> Tensor:
-    """One call each, where channels lie innermost: moving them about would cost more than the calls."""
-    pieces = [
-        functional.batch_norm(
-            piece,
-            None if means is None else means[group],
-            None if variances is None else variances[group],
-            norm.weight,
-            norm.bias,
-            own,
-            factor,
-            norm.eps,
-        )
-        for group, piece in enumerate(torch.chunk(x, groups))
-    ]
-    return torch.cat(pieces)

@@ -30,10 +30,10 @@ class Simulated(InProcessEngine):
     network: communication on top, as a model or its text form; None: free.
     faults: when workers leave and come back, as a script or its text form.
     device: where gradients are computed, e.g. "cpu" or "cuda".
-    together: compute a synchronous round as one big batch (None: on a GPU yes, on a CPU no), and the gradients of
-        asynchronous workers side by side, each at its own version (None: no). On a CPU that halves the cost of tiny
-        nets and doubles that of large ones.
-    graphs: on a GPU, record the calls of asynchronous gradients as a CUDA graph.
+    together: compute a synchronous round as one big batch, and the gradients of asynchronous workers side by side,
+        each at its own version (None: on a GPU yes, on a CPU no). On a CPU the latter halves the cost of tiny nets and
+        doubles that of large ones.
+    graphs: on a GPU, record the calls of gradients as CUDA graphs.
         Both are tried out first; switch them off for a loss that depends on something in Python (a counter, `random`)
         that a try does not show.
     model_bytes: size of a version and of a gradient, where no gradients are computed.
@@ -69,6 +69,7 @@ class Simulated(InProcessEngine):
             "faults": None if self.faults is None else self.faults.source,
             "device": str(self.device),
             "arithmetic": self.arithmetic,
+            "graphs": self.graphs,
         }
 
     def open(self, job: Job) -> None:
