@@ -61,6 +61,8 @@ class Race:
     together: of the simulated engine; True where a CPU, too, is quicker with a round as one batch.
     shares: of the time; synchronous methods of several workers are also run to the end of so much of it, under the
         first latency: that says more than what a longer training had by then, its rate still high.
+    halved: methods that are also run at half their rate, each with a share of the time, under the first latency: shows
+        whether what came out hangs on the rate, which was tuned over a shorter time.
     averaged_share: the parameters measured are an average that looks back over this share of the updates; 0: none.
     tuned_with: what a rate is judged by, which should not be the test data.
     last: evaluations whose mean is the final measure, and has to reach a target, where one alone is too noisy.
@@ -78,6 +80,7 @@ class Race:
     targets: tuple[float, ...] = ()
     last: int = 1
     shares: tuple[float, ...] = ()
+    halved: tuple[tuple[str, float], ...] = ()
     averaged_share: float = 0.0
     tuned_with: str = "held-back data"
     most_rates: int = 6
@@ -107,10 +110,18 @@ class Race:
                     for method in self.in_less_time()
                     if method.name in rates
                 )
+        for name, share in self.halved:
+            if name in rates:
+                half = Trial(name, self.latencies[0], rates[name] / 2, TUNING_SEED, self.part(share))
+                yield from (replace(half, seed=seed) for seed in self.seeds)
+
+    def part(self, share: float) -> float:
+        """A share of the time, in seconds."""
+        return float(round(share * self.seconds))
 
     def shorter(self) -> list[float]:
         """Lengths of trainings that have a share of the time."""
-        return [float(round(share * self.seconds)) for share in self.shares]
+        return [self.part(share) for share in self.shares]
 
     def in_less_time(self) -> list[Method]:
         """Who is also run with a share of the time."""
@@ -145,13 +156,13 @@ class Race:
         return None if best is None else best.lr
 
     def curves(
-        self, name: str, found: Found[Trial, Point], latency: str, seconds: float | None = None
+        self, name: str, found: Found[Trial, Point], latency: str, seconds: float | None = None, times: float = 1.0
     ) -> list[list[Point]]:
-        """All seeds of a method, with its tuned rate, over the whole time or less."""
+        """All seeds of a method, with its tuned rate or so many times that, over the whole time or less."""
         rate = self.rate(name, found)
         if rate is None:
             return []
-        trials = [Trial(name, latency, rate, seed, seconds or self.seconds) for seed in self.seeds]
+        trials = [Trial(name, latency, times * rate, seed, seconds or self.seconds) for seed in self.seeds]
         return [found[trial] for trial in trials if trial in found]
 
     def all_targets(self, found: Found[Trial, Point], latency: str) -> list[float]:

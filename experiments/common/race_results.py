@@ -41,6 +41,8 @@ def write_race(race: Race, found: Found[Trial, Point], folder: Path, digits: int
     ]
     if race.shares:
         parts.append(f"To the end of a shorter time, latency {race.latencies[0]}\n\n{_shorter(race, found, digits)}")
+    if race.halved:
+        parts.append(f"At half the rate, latency {race.latencies[0]}\n\n{_halved(race, found, digits)}")
     parts.append(
         f"Tuning: {race.measure} of one seed after {_unit(race).of(race.tuning_seconds)}, on {race.tuned_with}\n\n"
         f"{_tuning(race, found)}"
@@ -75,24 +77,37 @@ def _table(race: Race, found: Found[Trial, Point], latency: str, digits: int) ->
 
 def _shorter(race: Race, found: Found[Trial, Point], digits: int) -> str:
     """Synchronous methods with less time, beside the reference with all of it."""
-    unit, latency = _unit(race), race.latencies[0]
+    shorter = [(method.name, seconds, 1.0) for seconds in race.shorter() for method in race.in_less_time()]
+    return _ends(race, found, [(race.reference, race.seconds, 1.0), *shorter], digits)
+
+
+def _halved(race: Race, found: Found[Trial, Point], digits: int) -> str:
+    """What half the rate changes, method by method."""
+    both = [(name, race.part(share), times) for name, share in race.halved for times in (1.0, 0.5)]
+    return _ends(race, found, both, digits)
+
+
+def _ends(race: Race, found: Found[Trial, Point], which: list[tuple[str, float, float]], digits: int) -> str:
+    """A line for every method, time and multiple of the tuned rate: the end, and who is where the reference ends."""
+    latency = race.latencies[0]
     targets = race.all_targets(found, latency)
     if not targets:
         return "(not there yet)\n"
     rows = []
-    for name, seconds in [
-        (race.reference, race.seconds),
-        *((method.name, seconds) for seconds in race.shorter() for method in race.in_less_time()),
-    ]:
-        curves = race.curves(name, found, latency, seconds=seconds)
-        if curves:
+    for name, seconds, times in which:
+        curves, rate = race.curves(name, found, latency, seconds, times), race.rate(name, found)
+        if curves and rate is not None:
             finals = [race.final(curve) for curve in curves]
             there = sum(final >= targets[-1] if race.rising else final <= targets[-1] for final in finals)
-            share = f"{race.seconds / seconds:.1f}×"
-            end = _finals(race, curves).text(digits)
-            rows.append([name, unit.of(seconds), share, curves[0][-1].update, end, f"{there} of {len(finals)}"])
-    header = ["method", "time", "sooner", "updates", f"{race.measure} at the end", f"seeds at {targets[-1]:.{digits}f}"]
-    return markdown(header, rows)
+            cells = [
+                _unit(race).of(seconds),
+                f"{race.seconds / seconds:.1f}×",
+                f"{times * rate:g}",
+                curves[0][-1].update,
+            ]
+            rows.append([name, *cells, _finals(race, curves).text(digits), f"{there} of {len(finals)}"])
+    header = ["method", "time", "sooner", "rate", "updates", f"{race.measure} at the end"]
+    return markdown([*header, f"seeds at {targets[-1]:.{digits}f}"], rows)
 
 
 def _finals(race: Race, curves: Sequence[Sequence[Point]]) -> Any:

@@ -29,6 +29,7 @@ FULL = Race(
     rising=False,
     reference=ONE,
     shares=(1 / 3, 1 / 4),
+    halved=(("7+1", 1 / 3), (ONE, 1.0)),
     averaged_share=0.02,
 )
 QUICK = replace(

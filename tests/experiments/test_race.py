@@ -85,9 +85,20 @@ def test_synchronous_methods_are_also_run_with_less_time(tmp_path: Path) -> None
     found[shorter[0]][-1] = found[shorter[0]][-1]._replace(measure=9.0)
     files = write_race(race, found, tmp_path)
     text = files[0].read_text()
-    assert "| one | 0.667 minutes | 1.0× | 4 | 0.120 ± 0.025 | 3 of 3 |" in text
-    assert "| sync | 0.167 minutes | 4.0× | 4 | 3.083 ± 12.730 | 2 of 3 |" in text
+    assert "| one | 0.667 minutes | 1.0× | 0.4 | 4 | 0.120 ± 0.025 | 3 of 3 |" in text
+    assert "| sync | 0.167 minutes | 4.0× | 0.4 | 4 | 3.083 ± 12.730 | 2 of 3 |" in text
     assert files[-1].name == "shorter.png" and files[-1].stat().st_size > 1000
+
+
+def test_half_the_rate_is_tried_where_it_is_asked_for(tmp_path: Path) -> None:
+    race = replace(RACE, halved=(("sync", 0.5),))
+    found = played(race, {"async": 0.2, "sync": 0.4})
+    halved = [trial for trial in found if trial.seconds == 20.0]
+    assert halved == [Trial("sync", "constant:2", 0.2, seed, 20.0) for seed in (1, 2, 3)]
+    text = write_race(race, found, tmp_path)[0].read_text()
+    assert "At half the rate, latency constant:2" in text
+    assert "| sync | 0.333 minutes | 2.0× | 0.2 | 4 | 0.813 ± 0.025 | 0 of 3 |" in text
+    assert "| sync | 0.333 minutes | 2.0× | 0.4 |" not in text, "with its own rate it was run over another time"
 
 
 def test_the_average_looks_back_over_a_share_of_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
