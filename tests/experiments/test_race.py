@@ -14,7 +14,8 @@ import torch
 from experiments.common.command import Experiment, main
 from experiments.common.curves import Point
 from experiments.common.race import TUNING_SEED, Method, Race, Trial, seconds_an_update
-from experiments.common.race_results import seconds_to, write_race
+from experiments.common.race_results import write_race
+from experiments.common.race_tables import seconds_to
 from experiments.language import training as language_training
 from experiments.language.__main__ import EXPERIMENT as LANGUAGE
 from experiments.pixelcnn import training as pixelcnn_training
