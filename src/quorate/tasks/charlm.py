@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 from quorate.errors import BadInput, check_at_least
 from quorate.task import Task
 from quorate.tasks.files import SingleFiles, files_of
+from quorate.tasks.schedules import RiseAndCosine
 
 TINY_SHAKESPEARE = SingleFiles(
     name="tiny-shakespeare",
@@ -143,14 +144,10 @@ class CharLm(Task):
         stride: int = 16,
         test_samples: int | None = 512,
     ) -> None:
-        if updates is not None:
-            check_at_least("updates", updates, 1)
-        if not 0 <= warm_up_share < 1:
-            raise BadInput(f"warm_up_share is {warm_up_share}, but a share of the training is at least 0 and below 1")
         text = load_shakespeare(data) if text is None else text
         self.letters = sorted(set(text))
         self.lr, self.weight_decay = lr, weight_decay
-        self.updates, self.warm_up_share = updates, warm_up_share
+        self._rise_and_fall = RiseAndCosine(updates, warm_up_share, floor=0.1)
         self.context, self.width, self.layers, self.heads = context, width, layers, heads
         numbers = {letter: number for number, letter in enumerate(self.letters)}
         everything = torch.tensor([numbers[letter] for letter in text])
@@ -183,13 +180,7 @@ class CharLm(Task):
 
     def share_of_lr(self, version: int) -> float:
         """What the learning rate of the next update is multiplied with, after so many."""
-        if self.updates is None:
-            return 1.0
-        warm_up = self.updates * self.warm_up_share
-        if version < warm_up:
-            return (version + 1) / (warm_up + 1)
-        done = min(1.0, (version - warm_up) / (self.updates - warm_up))
-        return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+        return self._rise_and_fall(version)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device

@@ -6,7 +6,6 @@ for the test. It is read in its original binary form: a byte for the label, then
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from quorate.task import Task
 from quorate.tasks.files import Archive, files_of
 from quorate.tasks.images import accuracy_and_loss, shifted_and_flipped, standardised
 from quorate.tasks.nets import alexnet, googlenet
+from quorate.tasks.schedules import RiseAndCosine
 
 _BATCHES = 5
 _PICTURES, _PICTURE_BYTES = 10_000, 3 * 32 * 32
@@ -108,13 +108,9 @@ class Cifar10(Task):
             raise unknown_name("net", net, NETS)
         if precision not in (None, *PRECISIONS):
             raise unknown_name("precision", str(precision), PRECISIONS)
-        if updates is not None:
-            check_at_least("updates", updates, 1)
-        if not 0 <= warm_up_share < 1:
-            raise BadInput(f"warm_up_share is {warm_up_share}, but a share of the training is at least 0 and below 1")
         self.net, self.augment, self.precision = net, augment, precision
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-        self.updates, self.warm_up_share = updates, warm_up_share
+        self._rise_and_fall = RiseAndCosine(updates, warm_up_share)
         train, test = data if isinstance(data, tuple) else load_cifar10(data)
         self._train = _first(train, train_samples, "train_samples")
         self._test = _first(test, test_samples, "test_samples")
@@ -143,13 +139,7 @@ class Cifar10(Task):
 
     def share_of_lr(self, version: int) -> float:
         """What the learning rate of the next update is multiplied with, after so many."""
-        if self.updates is None:
-            return 1.0
-        warm_up = self.updates * self.warm_up_share
-        if version < warm_up:
-            return (version + 1) / (warm_up + 1)
-        done = min(1.0, (version - warm_up) / (self.updates - warm_up))
-        return 0.5 * (1 + math.cos(math.pi * done))
+        return self._rise_and_fall(version)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device
