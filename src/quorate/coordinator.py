@@ -105,6 +105,10 @@ class Coordinator:
         return self._version
 
     @property
+    def _data_is_used_up(self) -> bool:
+        return self._ledger.epochs is not None and self._ledger.finished
+
+    @property
     def why_over(self) -> str:
         """What ended the run: a limit that was set, or that all epochs were used up."""
         return self._over or DATA_USED_UP
@@ -383,10 +387,6 @@ class Coordinator:
         """Call this with the time as soon as every decision made so far is carried out."""
         self._at_rest = callback
 
-    def end_now(self, reason: str) -> None:
-        """The run is over before it goes on."""
-        self._over = reason
-
     def end_at_rest(self, reason: str) -> None:
         """End the run as soon as every decision made so far is carried out."""
         self._end_at_rest = reason
@@ -395,6 +395,7 @@ class Coordinator:
         """Everything a resumed run needs of the protocol, as JSON values; only at rest or at the end."""
         return {
             "time": time,
+            "over": DATA_USED_UP if self._over is None and self._data_is_used_up else self._over,
             "version": self._version,
             "next_ticket": self._next_ticket,
             "incarnations": pack(self._incarnations),
@@ -409,11 +410,13 @@ class Coordinator:
             "ledger": self._ledger.state(),
         }
 
-    def resume(self, state: dict[str, Any]) -> None:
+    def resume(self, state: dict[str, Any], over: str | None = None) -> None:
         """Continue from a state: what was under way is lost, as if every worker had died at that moment.
 
         The losses are events like any other: they are in the trace, the policy hears of them, and the batches
         go back to the ledger. So the whole trace is that of one run, and can be replayed as one.
+
+        over: why the run was over in this state. Nothing goes on then, so nothing is lost: `run` brings it to its end.
         """
         self._policy.restore(state["policy"])
         self._ledger.restore(state["ledger"])
@@ -428,7 +431,11 @@ class Coordinator:
         self._refusals_in_a_row = state["refusals_in_a_row"]
         self._pending.extend(Learned(*event) for event in state.get("learned", ()))
         self._engine_is_away = True
-        self._carry_out(time, [unpack_action(action) for action in state["left_over"]])
+        left_over = [unpack_action(action) for action in state["left_over"]]
+        if over is not None or self._data_is_used_up:
+            self._over, self._left_over = over, left_over
+            return
+        self._carry_out(time, left_over)
         self._settle_pending()
         for worker in list(self._live):
             # The first loss takes all arrivals with it, so that nothing is left that could be applied.

@@ -89,6 +89,16 @@ class OldFolder(OutFolder):
                 f"it was changed after the run"
             )
 
+    def has_ended(self) -> bool:
+        """Whether the run came to an end after the checkpoint, as it does unless it is killed."""
+        with (self.path / TRACE_FILE).open("rb") as file:
+            file.seek(self._trace_bytes)
+            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+        try:
+            return bool(json.loads(last)["event"] == "end")
+        except ValueError:  # torn, or nothing
+            return False
+
     def make(self, watchers: Sequence[Recorder]) -> TraceWriter:
         """The trace, cut and open for more; the watchers are told what is in it."""
         trace = self.path / TRACE_FILE

@@ -86,8 +86,12 @@ def run(
     folder: OutFolder | None,
     manner: Manner,
     state: dict[str, Any] | None = None,
+    over: str | None = None,
 ) -> Result:
-    """Open the engine, let the coordinator run, close. `state` is a checkpoint's, to continue from."""
+    """Open the engine, let the coordinator run, close.
+
+    state: a checkpoint's, to continue from. over: why the run was over in it, and only has to be brought to its end.
+    """
     metrics = Metrics()
     watchers: list[Recorder] = [metrics, *manner.recorders]
     with ExitStack() as to_close:
@@ -96,7 +100,6 @@ def run(
         try:
             engine.open(job)
             told = watchers  # of the past, where there is one
-            over: str | None = None
             newest, before, in_vain = 0, -1, 0
             while True:
                 try:
@@ -198,9 +201,7 @@ def _run(
     else:
         for watcher in watchers:
             watcher.resumed(state["protocol"]["time"], state["protocol"]["version"], limits.options())
-        coordinator.resume(state["protocol"])
-        if over is not None:  # it had all its updates when the learner was lost
-            coordinator.end_now(over)
+        coordinator.resume(state["protocol"], over)
     if pace.checkpoints is not None and engine.may_lose_learner and state is None:
         pace.checkpoints.take(0.0)  # there must be one to go back to
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from quorate.checkpoint import CheckpointFolder
 from quorate.conditions import KnownMeasure, Until, check_known
+from quorate.coordinator import DATA_USED_UP, LIMIT_REACHED
 from quorate.engines.base import Engine, Job
 from quorate.engines.local import Local
 from quorate.engines.ray import Ray
@@ -102,12 +103,13 @@ def _run_until_stopped(
     folder: OutFolder | None,
     manner: Manner,
     state: dict[str, Any] | None = None,
+    over: str | None = None,
 ) -> Result:
     if manner.stop is None:
-        return run(job, engine, limits, folder, manner, state)
+        return run(job, engine, limits, folder, manner, state, over)
     with manner.stop.listening():
         try:
-            result = run(replace(job, stop=manner.stop), engine, limits, folder, manner, state)
+            result = run(replace(job, stop=manner.stop), engine, limits, folder, manner, state, over)
         except KeyboardInterrupt as ended:  # before the first update, or at once
             if manner.stop.signal is not None and not ended.args:
                 ended.args = (manner.stop.signal.name,)
@@ -142,7 +144,8 @@ def resume(
 
     What was under way is lost and computed again; no sample is lost or used twice. The trace goes on in the same
     file, and is that of one run. Task, policy, engine and end are the recorded ones unless given; `task` and
-    `engine` must be given where the recorded text does not say all of them. An end given here replaces the recorded.
+    `engine` must be given where the recorded text does not say all of them. An end given here replaces the recorded; a
+    run that was killed after its last update is only brought to its end.
     Watchers in `recorders` are told of the past first.
     """
     _check_patience(patience_s)
@@ -163,8 +166,14 @@ def resume(
     condition = limits.condition()
     if condition is not None:
         recorders = (*recorders, KnownMeasure(condition, ends_run=True))
-    if limits.updates is not None and loaded.version >= limits.updates:
+    folder = OldFolder(path, loaded.state["trace_bytes"])
+    has_all = limits.updates is not None and loaded.version >= limits.updates
+    if has_all and (given or folder.has_ended()):
         raise BadInput(f"the run in {str(path)!r} has its {limits.updates} updates already; give more (updates)")
+    over = LIMIT_REACHED if has_all else None if given else loaded.state["protocol"].get("over")
+    over = over if over in (LIMIT_REACHED, DATA_USED_UP) else None  # one that was asked to end can go on
+    if over is not None and folder.has_ended():
+        raise BadInput(f"the run in {str(path)!r} is at its end already; give a later one (updates, epochs or until)")
     bound = bind_task(header["task"] if task is None else task, header["batch_size"])
     if bound.samples() != header["samples"]:
         raise BadInput(
@@ -196,8 +205,7 @@ def resume(
         checkpoint_every=checkpoint_every,
         stop=Stop() if engine.keeps_checkpoints else None,
     )
-    folder = OldFolder(path, loaded.state["trace_bytes"])
-    return _run_until_stopped(job, engine, limits, folder, manner, loaded.state)
+    return _run_until_stopped(job, engine, limits, folder, manner, loaded.state, over)
 
 
 def engine_of(description: dict[str, Any], workers: int, **anew: Any) -> Engine:

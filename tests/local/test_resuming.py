@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 import quorate
 from tests.laws.checker import LawChecker
-from tests.local.checking import Watch
+from tests.local.checking import Watch, versions_saved
 from tests.tasks import Toy, batch_norm_net, plain_sgd, sgd
 
 pytestmark = [pytest.mark.usefixtures("warm"), pytest.mark.timeout(60)]
@@ -158,3 +158,38 @@ def test_a_run_until_something_holds_goes_on_until_it_does(tmp_path: Path) -> No
     again = quorate.resume(tmp_path / "run", task, until="updates>=35")
     assert again.summary["updates"] == 35
     assert quorate.replay(tmp_path / "run", task).result.digest == again.digest
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "updates": {"updates": 9},
+    "epochs": {"epochs": 2},
+    "until": {"until": "updates >= 9"},
+}
+
+
+@pytest.mark.parametrize("policy", [quorate.BackupSync(2, 1, late="finish"), quorate.FullSync()], ids=repr)
+@pytest.mark.parametrize("end", ENDS)
+def test_broken_off_after_its_last_update_it_is_brought_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, policy: quorate.Policy
+) -> None:
+    """Nothing is left to compute: what is open is dropped, as it would have been, and no update is added."""
+    task, engine = Toy(batch_norm_net), quorate.Local(3, latency="shifted-exp:0.0005,0.001")
+
+    def die(_: quorate.Local) -> None:
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(quorate.Local, "digest", die)  # its last checkpoint is there
+        with pytest.raises(Stopped):
+            quorate.train(task, policy, engine, out=tmp_path / "run", **ENDS[end])
+    version, watch = versions_saved(tmp_path)[-1], Watch()
+    laws = (LawChecker(policy, 3, 13, 2),) if end == "epochs" else ()
+    resumed = quorate.resume(tmp_path / "run", task, recorders=(*laws, watch))
+    assert resumed.summary["updates"] == version and watch.lost_workers == []
+    assert quorate.replay(tmp_path / "run", task).result.digest == resumed.digest
+    before = (tmp_path / "run" / "trace.jsonl").read_bytes()
+    with pytest.raises(quorate.BadInput, match="already; give"):
+        quorate.resume(tmp_path / "run", task)
+    assert (tmp_path / "run" / "trace.jsonl").read_bytes() == before
+    longer = {"epochs": {"epochs": 3}}.get(end, {"updates": version + 3})
+    assert quorate.resume(tmp_path / "run", task, **longer).summary["updates"] > version

@@ -146,6 +146,7 @@ def test_a_shard_lost_after_the_last_update_does_not_make_the_run_longer(
     with pytest.warns(RuntimeWarning, match="goes on at version 12, without loss"):
         result = quorate.train(task, quorate.FullSync(), engine, updates=12, out=tmp_path / "run")
     assert result.metrics.updates == 12
+    assert quorate.replay(tmp_path / "run", task).result.digest == result.digest
 
 
 class Unspeakable(Exception):  # noqa: N818
