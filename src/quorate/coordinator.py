@@ -105,10 +105,6 @@ class Coordinator:
         return self._version
 
     @property
-    def _data_is_used_up(self) -> bool:
-        return self._ledger.epochs is not None and self._ledger.finished
-
-    @property
     def why_over(self) -> str:
         """What ended the run: a limit that was set, or that all epochs were used up."""
         return self._over or DATA_USED_UP
@@ -395,7 +391,7 @@ class Coordinator:
         """Everything a resumed run needs of the protocol, as JSON values; only at rest or at the end."""
         return {
             "time": time,
-            "over": DATA_USED_UP if self._over is None and self._data_is_used_up else self._over,
+            "over": self._over or (DATA_USED_UP if self._ledger.finished else None),
             "version": self._version,
             "next_ticket": self._next_ticket,
             "incarnations": pack(self._incarnations),
@@ -432,7 +428,7 @@ class Coordinator:
         self._pending.extend(Learned(*event) for event in state.get("learned", ()))
         self._engine_is_away = True
         left_over = [unpack_action(action) for action in state["left_over"]]
-        if over is not None or self._data_is_used_up:
+        if over is not None or self._ledger.finished:
             self._over, self._left_over = over, left_over
             return
         self._carry_out(time, left_over)
