@@ -167,12 +167,12 @@ def resume(
     if condition is not None:
         recorders = (*recorders, KnownMeasure(condition, ends_run=True))
     folder = OldFolder(path, loaded.state["trace_bytes"])
-    has_all = limits.updates is not None and loaded.version >= limits.updates
-    if has_all and (given or folder.has_ended()):
-        raise BadInput(f"the run in {str(path)!r} has its {limits.updates} updates already; give more (updates)")
-    over = LIMIT_REACHED if has_all else None if given else loaded.state["protocol"].get("over")
+    over = None if given else loaded.state["protocol"].get("over")
     over = over if over in (LIMIT_REACHED, DATA_USED_UP) else None  # one that was asked to end can go on
-    if over is not None and folder.has_ended():
+    has_ended = over is not None and folder.has_ended()
+    if limits.updates is not None and loaded.version >= limits.updates and (over is None or has_ended):
+        raise BadInput(f"the run in {str(path)!r} has its {limits.updates} updates already; give more (updates)")
+    if has_ended:
         raise BadInput(f"the run in {str(path)!r} is at its end already; give a later one (updates, epochs or until)")
     bound = bind_task(header["task"] if task is None else task, header["batch_size"])
     if bound.samples() != header["samples"]:

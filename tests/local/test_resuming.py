@@ -193,3 +193,13 @@ def test_broken_off_after_its_last_update_it_is_brought_to_its_end(
     assert (tmp_path / "run" / "trace.jsonl").read_bytes() == before
     longer = {"epochs": {"epochs": 3}}.get(end, {"updates": version + 3})
     assert quorate.resume(tmp_path / "run", task, **longer).summary["updates"] > version
+
+
+def test_a_longer_run_that_broke_off_is_not_taken_for_one_at_its_first_end(tmp_path: Path) -> None:
+    task, policy = Toy(), quorate.FullSync()
+    quorate.train(task, policy, quorate.Local(2), updates=6, out=tmp_path / "run")
+    with pytest.raises(Stopped):
+        quorate.resume(tmp_path / "run", task, updates=20, checkpoint_every=2, on_progress=stop_at(13))
+    with pytest.raises(quorate.BadInput, match="has its 6 updates already; give more"):
+        quorate.resume(tmp_path / "run", task)
+    assert quorate.resume(tmp_path / "run", task, updates=20).summary["updates"] == 20
