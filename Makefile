@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-ray test-collective test-experiments test-integrations test-long experiments experiments-quick check format benchmark benchmark-local benchmark-ray benchmark-network clean
+.PHONY: demo test test-ray test-ray-quick test-collective test-experiments test-docs test-clients test-processes test-integrations test-long pictures experiments experiments-quick check format benchmark benchmark-local benchmark-ray benchmark-network clean
 
 demo: $(READY)  ## why backup workers are worth having: eight real processes, in under a minute
 	$(BIN)/quorate demo --out demo --overwrite
@@ -15,17 +15,32 @@ test: check  ## the whole test command: lint, format, types, tests
 test-ray: $(READY)  ## the Ray engine through its contract, faults and clusters of several nodes; some 15 minutes
 	$(BIN)/python -m pytest -m ray --timeout 600 tests/ray
 
+test-ray-quick: $(READY)  ## a part of test-ray, of a minute or two: CI runs it
+	$(BIN)/python -m pytest -m ray --timeout 600 tests/ray/test_engine.py tests/ray/test_joining.py tests/ray/test_user_cluster.py tests/ray/test_cli.py
+
 test-collective: $(READY)  ## quorate.DataParallel: real processes beside DDP, quorums, deaths, control, samples, checkpoints; some minutes
 	$(BIN)/python -m pytest -m collective tests/collective
 
 test-experiments: $(READY)  ## every experiment in seconds, from its trials to its figures; some minutes
 	$(BIN)/python -m pytest -m experiments --timeout 300 tests/experiments
 
-test-integrations: $(READY)  ## quorate.DataParallel with Accelerate, Lightning Fabric and compiled models; some minutes
-	$(BIN)/python -m pytest -m integrations --timeout 600 tests/collective
+test-docs: $(READY)  ## every command that README and docs show, as a reader would copy it; some minutes
+	$(BIN)/python -m pytest -m docs tests/test_commands_in_docs.py
+
+test-clients: $(READY)  ## training scripts as other people write them, under every policy and beside DDP; a minute or two
+	$(BIN)/python -m pytest -m clients tests/clients
+
+test-processes: $(READY)  ## whole programs in processes of their own, killed and signalled, and what they leave behind; a minute or two
+	$(BIN)/python -m pytest -m "processes and not long" tests/cli tests/local
+
+test-integrations: $(READY)  ## quorate.DataParallel with Accelerate, Lightning Fabric, transformers and compiled models; some minutes
+	$(BIN)/python -m pytest -m integrations --timeout 600 tests/collective tests/clients
 
 test-long: $(READY)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 900
+
+pictures: $(READY)  ## the screenshots of docs/, of runs made anew; needs a Chromium; a minute or two
+	$(BIN)/python -m tests.pictures docs/pictures
 
 check: $(READY)
 	$(BIN)/ruff check .

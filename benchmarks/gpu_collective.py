@@ -1,12 +1,14 @@
-"""torchrun --standalone --nproc-per-node 2 -m benchmarks.gpu_collective
+"""torchrun --standalone --nproc-per-node 2 -m benchmarks.gpu_collective [--updates 60] [--device cpu]
 
 Processes that share one GPU train the same small net as on the CPU, under every policy of `quorate.DataParallel`; the
 parameters must agree within tolerance, and be the same in all processes. Gradients go over gloo, since NCCL refuses two
-processes on one GPU; with --nproc-per-node 1 they go over NCCL. Prints a line of JSON for each case.
+processes on one GPU; with --nproc-per-node 1 they go over NCCL. Prints a line of JSON for each case. Without a GPU
+each case is trained twice on the CPU, which must give the same bits.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import time
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 import quorate
 
 #: Smooth activations: where a ReLU or a maximum tips over, rounding alone drives two runs apart.
-UPDATES, SAMPLES = 60, 32
+SAMPLES = 32
 
 
 def net() -> nn.Module:
@@ -36,7 +38,7 @@ def net() -> nn.Module:
     )
 
 
-def trained(device: str, policy: quorate.Policy, kind: str, group: Any = None, **options: Any) -> dict[str, Any]:
+def trained(device: str, updates: int, policy: quorate.Policy, kind: str, **options: Any) -> dict[str, Any]:
     """Train for some updates; gives the parameters, on the CPU."""
     model = net().to(device)
     makers: dict[str, Any] = {
@@ -44,10 +46,10 @@ def trained(device: str, policy: quorate.Policy, kind: str, group: Any = None, *
         "adamw": lambda: torch.optim.AdamW(model.parameters(), lr=1e-3),
     }
     optimizer = makers[kind]()
-    parallel = quorate.DataParallel(model, optimizer, policy, process_group=group, check_every=10, **options)
+    parallel = quorate.DataParallel(model, optimizer, policy, check_every=10, **options)
     drawn = torch.Generator().manual_seed(100 + parallel.worker)
     began = time.monotonic()
-    for _ in range(UPDATES):
+    for _ in range(updates):
         x = torch.randn(SAMPLES, 3, 32, 32, generator=drawn).to(device)
         y = torch.randint(0, 10, (SAMPLES,), generator=drawn).to(device)
         loss = nn.functional.cross_entropy(parallel(x), y)
@@ -68,9 +70,14 @@ def furthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> tuple[float,
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args()
+    devices = ["cpu", options.device, *([] if options.device == "cpu" else [options.device])]
     torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 and options.device != "cpu"
     dist.init_process_group("cpu:gloo,cuda:nccl" if alone else "gloo")
     workers = dist.get_world_size()
     cases: list[tuple[str, quorate.Policy, str, dict[str, Any]]] = [
@@ -81,13 +88,13 @@ def main() -> None:
         ("delayed 2", quorate.Delayed(2), "sgd", {}),
         ("backup, all in the quorum", quorate.BackupSync(workers, 0), "sgd", {}),
     ]
-    for name, policy, kind, options in cases:
-        on_cpu = trained("cpu", policy, kind, **options)
-        on_gpu, again = (trained("cuda:0", policy, kind, **options) for _ in range(2))
+    for name, policy, kind, extra in cases:
+        runs = [trained(device, options.updates, policy, kind, **extra) for device in devices]
         if dist.get_rank() == 0:
-            found: dict[str, Any] = {"case": name, "relative difference": furthest(on_gpu["state"], on_cpu["state"])}
-            found["twice on the GPU"] = furthest(again["state"], on_gpu["state"])
-            print(json.dumps({**found, "loss": [on_cpu["loss"], on_gpu["loss"]]}), flush=True)
+            found: dict[str, Any] = {"case": name, "devices": devices, "loss": [run["loss"] for run in runs]}
+            found["relative difference"] = furthest(runs[1]["state"], runs[0]["state"])
+            found["twice on the last device"] = furthest(runs[-1]["state"], runs[-2]["state"])
+            print(json.dumps(found), flush=True)
     dist.destroy_process_group()
 
 

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 3 examples/accelerate_script.py --backups 1
 
 Accelerate places tensors on devices, casts to bfloat16, adds up two batches a step and schedules; quorate decides whose
-gradients make an update. `pip install 'quorate[accelerate]'`.
+gradients make an update. In a clone: `pip install '.[accelerate]'`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import quorate
-from quorate.integrations.accelerate import prepare
+from quorate.data_parallel.integrations.accelerate import prepare
 from quorate.tasks.digits import Digits, split_digits
 
 ACCUMULATE = 2

@@ -1,7 +1,7 @@
 """A training script that survives the death of a process. Run it on a CPU, and let one die:
 
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-    torchrun --standalone --nproc-per-node 3 --max-restarts 2 examples/elastic.py run --dies-at 120
+    torchrun --standalone --nproc-per-node 3 --max-restarts 2 examples/elastic.py --dies-at 120
 
 Process 1 kills itself at version 120, once. torchrun starts all of them again, and they go on from the last checkpoint.
 """
@@ -21,7 +21,7 @@ import quorate
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder")
+    parser.add_argument("folder", nargs="?", default="elastic-run", help="for checkpoints; a folder with one goes on")
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--dies-at", type=int, default=-1)
     given = parser.parse_args()

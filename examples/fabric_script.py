@@ -3,7 +3,7 @@
     python examples/fabric_script.py --workers 3 --backups 1
 
 Fabric starts the processes, casts to bfloat16, and saves; quorate decides whose gradients make an update.
-`pip install 'quorate[fabric]'`.
+In a clone: `pip install '.[fabric]'`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 import quorate
-from quorate.integrations.fabric import QuorateStrategy, data_parallel
+from quorate.data_parallel.integrations.fabric import QuorateStrategy, data_parallel
 from quorate.tasks.digits import Digits, split_digits
 
 

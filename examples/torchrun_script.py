@@ -41,11 +41,11 @@ def main() -> None:
     if options.ddp:
         sampler = DistributedSampler(train)
         model = DistributedDataParallel(net)
-        loader = DataLoader(train, batch_size=16, sampler=sampler)
+        loader = DataLoader(train, options.batch_size, sampler=sampler)
     else:
         backups = options.backups
         policy = quorate.BackupSync(workers - backups, backups) if backups else quorate.FullSync()
-        sampler = quorate.Sampler(train, batch_size=16)  # ← 2  whatever is dropped, each sample counts once an epoch
+        sampler = quorate.Sampler(train, options.batch_size)  # ← 2  whatever is dropped, a sample counts once an epoch
         model = quorate.DataParallel(net, optimizer, policy, sampler=sampler, trace=options.trace)  # ← 3
         loader = DataLoader(train, batch_sampler=sampler)  # ← 4
 
@@ -79,6 +79,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--backups", type=int, default=0, help="do not wait for the slowest so many processes")
     parser.add_argument("--straggler", action="store_true", help="the last process is slow")
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=16, help="samples in a batch of one process")
     parser.add_argument("--trace", help="a folder for the trace, to look at with `quorate report`")
     return parser.parse_args()
 

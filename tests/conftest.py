@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,13 @@ torch.set_num_threads(1)  # small models gain nothing from more, and lose much w
 REPOSITORY = Path(__file__).parent.parent
 _TORCHS_OWN = ("torchinductor_", "TORCHINDUCTOR_")  # a cache folder that torch makes when it is first used
 _IGNORED_HERE = {".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__", ".coverage"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_are_heard() -> None:
+    """A shell lets what it starts in the background ignore SIGINT (`nohup make test &`), and children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -77,14 +85,14 @@ def _children() -> set[int]:
 
 
 def _descriptors() -> dict[int, str]:
-    """Open files and sockets. Anonymous ones (epoll and the like) and /dev/null belong to libraries."""
+    """Open files and sockets. Anonymous ones (epoll and the like) and devices belong to libraries."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         try:
             target = str(entry.readlink())
         except OSError:
             continue
-        if not target.startswith(("/dev/null", "anon_inode", "/dev/urandom", "/proc/")):
+        if not target.startswith(("/dev/null", "/dev/nvidia", "anon_inode", "/dev/urandom", "/proc/")):
             found[int(entry.name)] = target
     return found
 
@@ -130,7 +138,26 @@ def leak_police(request: pytest.FixtureRequest, private_temporary_folder: None) 
 @pytest.fixture
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local workers start in a fifth of a second, for tests that are not about starting."""
-    from quorate.engines.local import pool
+    from quorate.engines.local import fork_server
     from tests.local.warm import WARM
 
-    monkeypatch.setattr(pool, "subprocess", WARM)
+    monkeypatch.setattr(fork_server, "subprocess", WARM)
+
+
+@pytest.fixture(autouse=True)
+def traces_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test lets quorate write, quorate accepts when it reads it."""
+    from quorate.trace import TraceWriter, read_lenient
+
+    close = TraceWriter.close
+
+    def close_and_read(self: TraceWriter) -> None:
+        was_open = not self._file.closed
+        close(self)
+        if was_open and self._path.is_file():
+            with self._path.open("rb") as file:
+                is_whole = b'"policy"' in file.readline()  # else the test writes lines of its own
+            for _ in read_lenient(self._path, lambda _: None) if is_whole else ():
+                pass
+
+    monkeypatch.setattr(TraceWriter, "close", close_and_read)

@@ -43,6 +43,15 @@ def adam(params: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(params, lr=0.01)
 
 
+def sgd_of_others(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(nn.Linear(3, 3).parameters(), lr=0.05)
+
+
+def sgd_partly_of_others(params: Any) -> torch.optim.Optimizer:
+    others = nn.Linear(3, 3).parameters()
+    return torch.optim.SGD([{"params": params}, {"params": others, "lr": 0.1}], lr=0.05)
+
+
 class Toy:
     """A task made of parts."""
 

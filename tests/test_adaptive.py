@@ -1,4 +1,4 @@
-"""A quorum chosen while training: right where the answer is known, steady where nothing changes, quick elsewhere."""
+"""AdaptiveBackup's quorum is right if the answer is known, steady if the cluster is, and quick to follow a change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import quorate
 from quorate.events import Arrived, Choose, Learned, Ticket, WorkerJoined
 from quorate.policies import AdaptiveBackup
-from quorate.policies._arrival_times import (
+from quorate.policies.arrival_times import (
     excess,
     gaps,
     has_changed,
@@ -53,7 +53,7 @@ def test_a_wait_that_was_given_up_is_longer_than_it_was() -> None:
     assert third is not None and third.rounds == 2 and third.longest == 2.0
     assert third.mean == pytest.approx(
         0.5 + 0.5 * (1.5 + 2.0)
-    )  # half still wait at 2 s, and are taken to wait as long again
+    )  # half still wait at 2 s, and are assumed to wait as long again
     assert excess(rounds, 1, 3) == ([1.0], [2.5])
 
 
@@ -77,15 +77,15 @@ def test_cut_off_waits_do_not_bias_the_mean() -> None:
     seen = [value for value, cut in zip(values, cuts, strict=True) if value <= cut]
     given_up = [cut for value, cut in zip(values, cuts, strict=True) if value > cut]
     assert restricted_mean(seen, given_up, math.inf) == pytest.approx(1.0, rel=0.07)
-    assert fmean(seen) < 0.85  # what it would be without care
+    assert fmean(seen) < 0.85  # the mean of the completed waits alone is biased
 
 
 def test_patience_is_as_long_as_it_takes_to_see_that_it_does_not_pay() -> None:
     assert patience([], [], 0.1) == pytest.approx(0.15)
-    assert patience([], [0.2] * 10, 0.1) == pytest.approx(0.15)  # it never came: no need to wait so long again
+    assert patience([], [0.2] * 10, 0.1) == pytest.approx(0.15)  # the arrival never came: a shorter wait will do
     assert patience([0.0] * 9, [0.3], 0.1) == pytest.approx(1.5)  # one in ten would have to take so long
     assert patience([0.0] * 9 + [9.0], [], 0.1) == pytest.approx(1.5)
-    assert patience([0.0] * 9, [], 0.1) == pytest.approx(1.5)  # nobody was late yet, but one in ten may be
+    assert patience([0.0] * 9, [], 0.1) == pytest.approx(1.5)  # no arrival was late yet, but one in ten may be
 
 
 def test_a_change_is_seen_and_chance_is_not() -> None:
@@ -105,11 +105,11 @@ def test_rounding_is_no_change() -> None:
     assert not has_changed(times, 24) and not has_slowed(times, 8)
 
 
-# ---------------------------------------------------------------- what it chooses
+# ---------------------------------------------------------------- choices
 
 
 class Choices(Recorder):
-    """Every choice, and of how many gradients each version was made."""
+    """Every choice, and the number of gradients of each version."""
 
     def __init__(self) -> None:
         self.quorums: list[tuple[int, int]] = []  # version, quorum
@@ -164,7 +164,7 @@ def test_it_is_nearly_as_good_as_the_best_split(latency: str) -> None:
     ]
     ours = watched(AdaptiveBackup(), workers, latency, updates)
     assert ours.gradients_per_s() > 0.94 * max(splits)
-    assert min(splits) < 0.9 * max(splits)  # else it would not matter what is chosen
+    assert min(splits) < 0.9 * max(splits)  # else any choice would be as good
 
 
 @pytest.mark.parametrize("latency", ["pause:0.05,0.05,10", "lognormal:0.05,0.4", "pareto:0.05,1.5", "constant:1"])
@@ -263,7 +263,7 @@ def test_the_noise_scale_is_learned_from_gradients(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("updates", [17, 33, 20])  # the first two end with a noise scale that was not yet heard of
+@pytest.mark.parametrize("updates", [17, 33, 20])  # the first two end with a `Learned` event still pending
 def test_a_resumed_run_is_one_run(updates: int, tmp_path: Path) -> None:
     task = Toy(samples=400)
     engine = quorate.Local(3, latency="shifted-exp:0.002,0.002")

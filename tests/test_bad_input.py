@@ -1,4 +1,4 @@
-"""Bad input gets a sentence that names the value, the rule and the remedy, and leaves nothing behind."""
+"""Bad input gets a sentence that names the value, the rule and the remedy, and leaves no files behind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import quorate
+from quorate.data_parallel.engine import check_collective
+from tests.own_policies import FromScratch
 from tests.tasks import Toy
 
 ENGINE = quorate.Simulated(4)
@@ -33,6 +35,13 @@ ENGINE = quorate.Simulated(4)
         (lambda: quorate.Deadline(minimum=0), "minimum is 0"),
         (lambda: quorate.make_policy("bakcup"), "async, backup, bounded"),
         (lambda: quorate.make_policy("async", quorum=3), "no option 'quorum'"),
+        (lambda: quorate.SoftSync(10**17), "gradients is 100,000,000,000,000,000, but the limit is 1,000,000"),
+        (lambda: quorate.KBatchSync(10**9), "k is 1,000,000,000, but the limit is 1,000,000"),
+        (lambda: quorate.Simulated(10**9), "workers is 1,000,000,000, but the limit is 100,000"),
+        (
+            lambda: quorate.Simulated(4, faults="lose:1000000000@1"),
+            "a worker of faults is 1,000,000,000, but the limit",
+        ),
         (lambda: quorate.Simulated(0), "workers is 0"),
         (lambda: quorate.Simulated(4, "zipf:1"), "chen2016"),
         (lambda: quorate.Simulated(4, "constant:-1"), "-1"),
@@ -41,6 +50,10 @@ ENGINE = quorate.Simulated(4)
         (lambda: quorate.Simulated(4, network="bandwidth=0bps"), "more than 0"),
         (lambda: quorate.Simulated(4, network="latency=-1ms"), "negative"),
         (lambda: quorate.Simulated(4, network="bandwidth=1..2Gbps"), "not a rate"),
+        (
+            lambda: quorate.Simulated(4, network="bandwidth=1G"),
+            "not a rate; write e.g. 1Gbit, 10GbE, 250Mbps or 125MB/s",
+        ),
         (lambda: quorate.Simulated(4, device="meta"), "use cpu or cuda"),
         (lambda: quorate.Learning(clip_norm=0), "clip_norm is 0"),
         (lambda: quorate.Learning(ema=1.5), "ema is 1.5"),
@@ -93,6 +106,8 @@ def variant(**methods: Any) -> Any:
         (variant(evaluate=lambda self, m: {"a": "high"}), "must be one number"),
         (variant(schedule=lambda self, o: torch.optim.lr_scheduler.ReduceLROnPlateau(o)), "ReduceLROnPlateau"),
         (variant(model=lambda self: torch.nn.LazyLinear(3)), "lazy parameters"),
+        (variant(model=lambda self: torch.nn.Linear(6, 3, device="meta")), "weight is on the meta device"),
+        (variant(model=lambda self: torch.nn.Linear(6, 3, dtype=torch.complex64)), "weight is a complex parameter"),
         (variant(train_data=lambda self: TensorDataset(torch.zeros(0, 6))), "empty"),
         (variant(train_data=lambda self: iter([1, 2])), "cannot be indexed"),
         (Toy(samples=5, batch_size=8), "batch_size is 8.*only 5 samples"),
@@ -122,7 +137,7 @@ class Sparse(torch.nn.Module):
         ({"epochs": 0}, "epochs is 0"),
         ({"until": "accuracy=0.9"}, "accuracy>=0.95"),
         ({"until": "seconds>=1..2"}, "not understood"),
-        ({"until": "acuracy>=0.9", "updates": None}, "gives no 'acuracy'; choose one of: accuracy, loss"),
+        ({"until": "acuracy>=0.9", "updates": None}, "gives no 'acuracy' .did you mean accuracy"),
         ({"evaluate_every": 0}, "evaluate_every is 0"),
         ({"patience_s": -1}, "patience_s is -1"),
         ({"batch_size": 0}, "batch_size is 0"),
@@ -147,12 +162,17 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
         quorate.train(Toy(), quorate.FullSync(), ENGINE, updates=2, out=tmp_path / "file")
 
 
-def test_a_policy_an_engine_cannot_run_is_refused_with_those_it_can() -> None:
-    class OnlySync(quorate.Simulated):
-        policies = frozenset({"full-sync", "backup"})
-
-    with pytest.raises(quorate.BadInput, match=r"cannot run policy 'async'; it runs: backup, full-sync"):
-        quorate.train(Toy(), quorate.Async(), OnlySync(2), updates=1)
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (quorate.Async(), "one of: adaptive, backup, deadline, delayed, full-sync$"),
+        (quorate.KBatchSync(2), "cannot run policy 'k-batch'"),
+        (FromScratch(), "cannot run policy 'from-scratch'.*set collective = True in the class if it keeps that rule"),
+    ],
+)
+def test_a_policy_an_engine_cannot_run_is_refused_with_those_it_can(policy: quorate.Policy, words: str) -> None:
+    with pytest.raises(quorate.BadInput, match=words):
+        check_collective(policy)
 
 
 def test_a_network_without_a_size_is_refused() -> None:

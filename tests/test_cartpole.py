@@ -11,12 +11,12 @@ import torch
 
 import quorate
 from quorate.tasks import cartpole
-from quorate.tasks.cartpole import CartPole, Chances, Pilot, fallen, play, pushed
+from quorate.tasks.cartpole import ActorCritic, CartPole, RandomEpisodes, has_fallen, next_states, play
 
 
-def pilot(seed: int = 0) -> Pilot:
+def pilot(seed: int = 0) -> ActorCritic:
     torch.manual_seed(seed)
-    return Pilot(8)
+    return ActorCritic(8)
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def test_the_pole_moves_as_gymnasiums() -> None:
         for _ in range(200):
             right = torch.rand(1, generator=choices) < 0.5
             _, reward, ended, _, _ = environment.step(int(right))
-            states = pushed(states, right)
+            states = next_states(states, right)
             assert reward == 1.0
             assert states[0].tolist() == pytest.approx(list(environment.state), abs=1e-9)
-            assert bool(fallen(states)) == ended
+            assert bool(has_fallen(states)) == ended
             if ended:
                 break
         assert ended
@@ -57,11 +57,11 @@ def test_both_ways_of_playing_have_the_same_returns_on_average() -> None:
 
 
 def test_an_episode_depends_on_its_own_chance_alone() -> None:
-    data, model = Chances(60), pilot()
-    chances = torch.stack([data[seed] for seed in (3, 4, 5, 2**63 - 1)])
-    together = play(model, chances)
-    assert torch.equal(data[4], chances[1])
-    for episode, chance in enumerate(chances):
+    data, model = RandomEpisodes(60), pilot()
+    draws = torch.stack([data[seed] for seed in (3, 4, 5, 2**63 - 1)])
+    together = play(model, draws)
+    assert torch.equal(data[4], draws[1])
+    for episode, chance in enumerate(draws):
         alone = play(model, chance[None])
         assert alone.lengths[0] == together.lengths[episode]
         length = int(alone.lengths[0])
@@ -74,7 +74,7 @@ def test_choices_follow_the_scores() -> None:
     with torch.no_grad():
         model.actor[-1].weight.zero_()
         model.actor[-1].bias.copy_(torch.tensor([0.0, math.log(3.0)]))  # right three times out of four
-    data = Chances(8)
+    data = RandomEpisodes(8)
     right = play(model, torch.stack([data[seed] for seed in range(400)])).right.float()
     assert float(right.mean()) == pytest.approx(0.75, abs=0.03)
 
@@ -89,7 +89,7 @@ def test_the_gradient_is_that_of_the_policy() -> None:
     """Σ log π · (return − baseline) over the steps that were played, by a plain loop."""
     task = CartPole(steps=30, width=8, entropy=0.0, value=0.0)
     model = pilot()
-    batch = torch.stack([Chances(30)[seed] for seed in range(3)])
+    batch = torch.stack([RandomEpisodes(30)[seed] for seed in range(3)])
     task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
     found = [parameter.grad.clone() for parameter in model.actor.parameters()]  # type: ignore[union-attr]
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.critic.parameters())

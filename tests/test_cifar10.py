@@ -1,4 +1,4 @@
-"""CIFAR-10 in its original form: read, fetched, or said what is missing; and the task made of it."""
+"""CIFAR-10 in its original form: files are read or fetched, or the error names the missing file; and the task."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import torch
 
 import quorate
 from quorate.tasks import cifar10, files
-from quorate.tasks.cifar10 import Cifar10, load_cifar10, read_binary
+from quorate.tasks.cifar10 import Cifar10, alexnet, load_cifar10, read_binary
 from quorate.tasks.images import accuracy_and_loss, shifted_and_flipped, standardised
-from quorate.tasks.nets import alexnet
 
 PICTURES = 40
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
+SOURCE = REPOSITORY / "src" / "quorate"
 _LISTED = subprocess.run(["git", "ls-files", "*.md"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
 PAGES = [REPOSITORY / name for name in _LISTED.stdout.split() if (REPOSITORY / name).exists()]
 
@@ -32,3 +34,36 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(target)
     assert not broken
+
+
+def test_what_pages_and_errors_tell_to_install_exists() -> None:
+    """`quorate[ray]`, `.[ray]`, `install_line("ray")`: extras of pyproject.toml; pages give the form for a clone."""
+    extras = set(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    code = [*(REPOSITORY / "src").rglob("*.py"), *(REPOSITORY / "examples").rglob("*.*")]
+    named = re.compile(r"""(?:quorate|'\.|/quorate)\[(\w+)]|install_line\(["'](\w+)["']\)""")
+    for file in (*PAGES, *code):
+        if file.suffix in {".py", ".md", ".yaml"}:
+            assert {one or other for one, other in named.findall(file.read_text())} <= extras, file
+    for page in PAGES:
+        assert "pip install 'quorate[" not in page.read_text(), f"{page}: quorate is on no index; write '.[extra]'"
+
+
+def test_the_architecture_page_names_files_that_exist() -> None:
+    """Every file, folder and thread's home that the page shows, relative to src/quorate or to the repository."""
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([\w./]+(?:\.py|/))`", page))
+    assert len(named) > 60
+    missing = [name for name in named if not any((at / name).exists() for at in (SOURCE, REPOSITORY))]
+    assert not missing
+
+
+def test_the_ways_of_a_gradient_are_short() -> None:
+    """Files that a reader must open to follow one gradient, by engine."""
+    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    section = page.partition("## The way of one gradient")[2].partition("\n## ")[0]
+    ways = dict(re.findall(r"\*\*([^*]+)\*\* \(\d+ files\)\n(.*?)(?=\n\*\*|\Z)", section, re.DOTALL))
+    most = {"Simulated": 8, "Local": 10, "Ray": 11, "DataParallel with a quorum": 12}
+    counted = {name: len(set(re.findall(r"`([\w/]+\.py)`", way))) for name, way in ways.items()}
+    assert counted.keys() == most.keys()
+    assert all(counted[name] <= most[name] for name in most), counted
+    assert {name: int(said) for name, said in re.findall(r"\*\*([^*]+)\*\* \((\d+) files\)", section)} == counted

@@ -1,4 +1,4 @@
-"""The leak police sees what it should: each kind of thing a test could leave behind."""
+"""The leak police detects each kind of resource that a test could leave behind."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_it_notices(leave: object, kind: str) -> None:
 _USES = """
 import mmap, os, sys
 if sys.argv[2] == "elsewhere" and os.fork():
-    os._exit(0)  # what is left has no parent here
+    os._exit(0)  # the remaining process has no parent here
 with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 0):
     print("ready", flush=True)
     sys.stdin.readline()

@@ -1,4 +1,4 @@
-"""MNIST in its original form: read, fetched, or said what is missing; and the task made of it."""
+"""MNIST in its original form: files are read or fetched, or the error names the missing file; and the task."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.tasks import files, mnist
 from quorate.tasks.images import turned_and_zoomed
-from quorate.tasks.mnist import Mnist, load_mnist, read_idx, small_net
-from quorate.tasks.weight_norm import WeightNormConv2d, WeightNormLinear
+from quorate.tasks.mnist import Mnist, WeightNormConv2d, WeightNormLinear, load_mnist, read_idx, small_net
 
 PICTURES, TESTED = 60, 20
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import quorate
-from quorate.tasks.nets import alexnet, googlenet
+from quorate.tasks.cifar10 import alexnet, googlenet
 
 
 def parameters_of(net: nn.Module) -> int:

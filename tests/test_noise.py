@@ -1,4 +1,4 @@
-"""The gradient noise scale: estimated without bias, taken without changing a run, and the same when it is replayed."""
+"""The gradient noise scale: its estimate is unbiased, measuring does not change a run, and a replay agrees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.engines import _kept, _summed, _together
+from quorate.engines.shared import update
+from quorate.engines.simulated import synchronous
 from quorate.noise import EVERY, NoiseScale, Norms, is_measured, signal_and_noise
 from quorate.trace import read_trace
 from tests.tasks import Toy, batch_norm_net, plain_sgd
@@ -36,7 +37,7 @@ def test_both_estimates_are_unbiased() -> None:
     for estimates, truth in zip(zip(*found, strict=True), (0.9, 40.0), strict=True):
         error = stdev(estimates) / len(estimates) ** 0.5
         assert abs(fmean(estimates) - truth) < 4 * error
-        assert error < 0.05 * truth  # else the line above says nothing
+        assert error < 0.05 * truth  # else the assertion above proves nothing
 
 
 def test_the_running_estimate_comes_near_and_follows_a_change() -> None:
@@ -128,7 +129,7 @@ ENGINES: dict[str, tuple[Callable[[], quorate.Engine], quorate.Policy, str]] = {
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", ENGINES)
 def test_engines_measure_the_right_noise(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_together, "_MEASURE_EVERY", EVERY)
+    monkeypatch.setattr(synchronous, "_MEASURE_EVERY", EVERY)
     make, policy, arithmetic = ENGINES[name]
     task = Regression()
     quorate.train(task, policy, make(), updates=2400, evaluate_every=10_000, out=tmp_path / "run")
@@ -175,8 +176,7 @@ def test_measuring_changes_nothing_in_process(
         return quorate.train(Toy(batch_norm_net), quorate.FullSync(), engine(), updates=40).digest
 
     measured = digest()
-    for module in (_summed, _together):
-        monkeypatch.setattr(module, "is_measured", lambda *version: False)
+    monkeypatch.setattr(synchronous, "is_measured", lambda *version: False)
     assert digest() == measured is not None
 
 
@@ -190,7 +190,7 @@ def test_measuring_changes_nothing_in_local_processes(optimizer: Any, monkeypatc
         return quorate.train(task, quorate.FullSync(), engine, updates=20).digest
 
     measured = digest()
-    monkeypatch.setattr(_kept, "is_measured", lambda *version: False)
+    monkeypatch.setattr(update, "is_measured", lambda *version: False)
     assert digest() == measured is not None
 
 
@@ -230,7 +230,7 @@ def test_a_trace_of_schema_1_is_replayed(gradients: bool, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("warm")
 def test_a_resumed_run_goes_on_with_what_it_knew(tmp_path: Path) -> None:
-    """The whole trace replays as one run, and a replay knows all norms: so the resumed one must have known them too."""
+    """The whole trace replays as one run, and a replay has all norms; so the resumed run must have had them too."""
     quorate.train(Toy(), quorate.FullSync(), quorate.Local(2), updates=30, out=tmp_path / "run")
     quorate.resume(tmp_path / "run", Toy(), updates=80)
     applied = [record for record in read_trace(tmp_path / "run") if "norms" in record]

@@ -28,7 +28,7 @@ def small_task(**options: Any) -> PixelCnn:
 
 
 def restless(net: PixelNet) -> PixelNet:
-    """With weights so large that whatever can depend on something does."""
+    """A net with weights so large that every possible dependence shows."""
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -74,7 +74,7 @@ def test_far_from_its_mean_a_value_still_has_a_finite_loss_and_gradient() -> Non
 
 
 def seen_by(row: int, column: int, colour: int) -> torch.Tensor:
-    """Whether what is foretold of a value depends on each other value: [3, h, w]."""
+    """Whether the prediction of a value depends on each other value: [3, h, w]."""
     images = torch.full((1, 3, SIZE, SIZE), 100.0, dtype=torch.float64, requires_grad=True)
     mixture = restless(PixelNet(4, 4, 2))(images)
     foretold = sum(part[0, colour, :, row, column].sum() for part in mixture)
@@ -93,7 +93,7 @@ def test_nothing_is_foretold_from_what_comes_later(row: int, column: int, colour
 
 
 def test_there_is_no_blind_spot() -> None:
-    """All that comes before is seen: above to the right as well, which one stack of masked convolutions would miss."""
+    """The net sees all earlier values, also above to the right, which one stack of masked convolutions would miss."""
     seen = seen_by(4, 3, 0)
     assert seen[:, :4].all() and seen[:, 4, :3].all()
 

@@ -1,4 +1,4 @@
-"""What the README shows is what a reader gets."""
+"""The README's examples give the output that the README shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.cli._app import app
+from quorate.cli.app import app
 from quorate.latency import parse_latency
 from quorate.policies import POLICIES
 

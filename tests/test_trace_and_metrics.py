@@ -1,4 +1,4 @@
-"""The trace is the record: whole, readable, and the only source of every number."""
+"""The trace is complete and readable, and the only source of every number."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 
 import quorate
 from quorate.metrics import Histogram, metrics_of
-from quorate.trace import Recorder, Update, feed, read_trace
-from quorate.tracewriting import TraceWriter
+from quorate.trace import Recorder, TraceWriter, Update, feed, read_trace
 from tests.tasks import Toy
 
 
@@ -157,7 +156,7 @@ def test_a_measure_that_is_not_finite_is_null_in_json(tmp_path: Path) -> None:
 
 def test_reasons_of_any_kind_are_written_as_json(tmp_path: Path) -> None:
     class Quoting(quorate.FullSync):
-        def _why(self) -> str:
+        def why(self) -> str:
             return 'a "quoted" reason \\ and more'
 
     quorate.train(None, Quoting(), quorate.Simulated(2), updates=2, out=tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A trace is handed over now and then, also while nothing happens, and never loses or doubles a line."""
+"""The trace writer flushes periodically, also while no event comes, and never loses or doubles a line."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from quorate import tracewriting
-from quorate.tracewriting import TraceWriter
+from quorate import trace
+from quorate.trace import TraceWriter
 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracewriting, "_FLUSH_S", 0.0005)
+    monkeypatch.setattr(trace, "_FLUSH_S", 0.0005)
 
 
 def wait_for(path: Path, text: str) -> None:
@@ -45,7 +45,7 @@ def test_lines_written_while_others_are_handed_over_are_neither_lost_nor_doubled
 
 
 def test_a_line_that_comes_during_a_write_waits_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracewriting, "_FLUSH_S", 3600.0)  # the thread stays out of it
+    monkeypatch.setattr(trace, "_FLUSH_S", 3600.0)  # the flushing thread does nothing
     writer = TraceWriter(tmp_path / "trace.jsonl")
     file = writer._file
 
@@ -55,6 +55,9 @@ def test_a_line_that_comes_during_a_write_waits_for_the_next(tmp_path: Path, mon
         def write(self, data: memoryview) -> int:
             writer.timer(2.0, 2)
             return file.write(data)
+
+        def fileno(self) -> int:
+            return file.fileno()
 
     writer.timer(1.0, 1)
     with monkeypatch.context() as patch:
@@ -84,3 +87,27 @@ def test_a_full_disk_is_told_by_the_run_and_not_by_the_thread(
     monkeypatch.undo()
     writer.close()
     assert (tmp_path / "trace.jsonl").read_text() == '{"event":"timer","time":1.0,"key":1}\n'
+
+
+def test_the_header_is_on_disk_before_anything_else_happens(tmp_path: Path) -> None:
+    """A kill a moment later leaves a run that can be started again."""
+    writer = TraceWriter(tmp_path / "trace.jsonl")
+    writer.run({"workers": 2})
+    assert (tmp_path / "trace.jsonl").read_text().endswith('"workers": 2}\n')
+    writer.joined(0.0, 0, 0)
+    writer.close()
+
+
+def test_a_trace_that_was_deleted_is_missed_and_can_move_with_all_it_has(tmp_path: Path, often: None) -> None:
+    writer = TraceWriter(tmp_path / "trace.jsonl")
+    writer.timer(1.0, 1)
+    writer.position()
+    (tmp_path / "trace.jsonl").unlink()
+    writer.timer(2.0, 2)
+    with pytest.raises(FileNotFoundError, match="it was deleted or moved away"):
+        writer.position()
+    writer.move_to(tmp_path / "moved.jsonl")
+    writer.timer(3.0, 3)
+    writer.close()
+    found = [json.loads(line)["key"] for line in (tmp_path / "moved.jsonl").read_text().splitlines()]
+    assert found == [1, 2, 3]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.network.elsewhere import computed_elsewhere
-from quorate.tasks.nets import alexnet, googlenet
+from quorate.tasks.cifar10 import alexnet, googlenet
 
 SEED = 20240611
 BATCHES = 4  # of each host; it goes through them again and again

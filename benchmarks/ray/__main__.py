@@ -164,7 +164,7 @@ def main() -> int:
     if repeats < 1 or (given.updates is not None and given.updates < 2):
         parser.error("--repeats must be at least 1 and --updates at least 2")
     if find_spec("ray") is None:
-        parser.error("Ray is not installed: pip install 'quorate[ray]'")
+        parser.error("Ray is not installed: pip install '.[ray]'")
     sizes = given.sizes or (["0.1M"] if given.quick else list(workload.WIDTHS))
     if not can_isolate():
         say("Not root, or no unshare and ip: contenders run without namespaces of their own.")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.scaling.links import ring_s, shared_s
 from benchmarks.scaling.paper import SIZES, load, rate
-from quorate.planning.links import ring_s, shared_s
 
 COUNTS = (2, 4, 8, 16, 32, 64, 100, 128, 256, 512, 1000)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quorate.engines.ray.cutting import cut
+from quorate.engines.ray.shard import cut
 
 
 def resnet50() -> list[int]:

@@ -1,9 +1,8 @@
-"""The tables that follow from formulas alone (quorate.planning.links)."""
+"""The tables that follow from formulas alone (benchmarks.scaling.links)."""
 
 from __future__ import annotations
 
-from benchmarks.scaling.models import MODELS, busiest_shard
-from quorate.planning.links import (
+from benchmarks.scaling.links import (
     FP32_BYTES,
     HALF_BYTES,
     Load,
@@ -16,6 +15,7 @@ from quorate.planning.links import (
     shard_memory_bytes,
     shared_s,
 )
+from benchmarks.scaling.models import MODELS, busiest_shard
 
 SIZES = {"25M": 25_000_000, "350M": 350_000_000, "7B": 7_000_000_000}
 MACHINES = (100, 1000)

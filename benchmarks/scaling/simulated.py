@@ -7,9 +7,9 @@ from functools import cache
 from typing import NamedTuple
 
 import quorate
+from benchmarks.scaling.links import FP32_BYTES, queued_s
 from benchmarks.scaling.paper import BACKUPS, LATENCY_S, MACHINES, RATES_GBIT, SIZES, load, rate, seconds_text, table
 from quorate.events import Parts, Ticket
-from quorate.planning.links import FP32_BYTES, queued_s
 from quorate.trace import Update
 
 LATENCY = "chen2016"

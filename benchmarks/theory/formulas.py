@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from quorate.latency import order_statistic_mean
 from quorate.latency.base import Independent
-from quorate.latency.order import integral_mean, pareto_mean, shifted_exponential_mean
+from quorate.latency.order_statistics import integral_mean, pareto_mean, shifted_exponential_mean
 
 # ------------------------------------------------------------ what an update is made of
 

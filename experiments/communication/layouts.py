@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from benchmarks.scaling.links import Load, Rate, ring_s
+
 from quorate.network import Network
-from quorate.planning.links import Load, Rate, ring_s
 
 #: 25M parameters in fp32, as an Inception or a ResNet-50 has.
 MODEL_BYTES = 100_000_000

@@ -118,8 +118,8 @@ def _draw_tuning(file: Path, found: Races) -> None:
 def _summary(found: Races) -> str:
     text = (
         f"# Contest: digits, {BUDGET_S:g} virtual seconds each, mean ± 95 % interval over seeds\n\n"
-        "Made by `python -m experiments.contest figures`. Updates and samples to the target; accuracy is the mean over "
-        "the second half of the time, by which rates were chosen.\n"
+        "Made by `python -m experiments.contest figures`. Updates and samples to the target; accuracy is the\n"
+        "mean over the second half of the time, by which rates were chosen.\n"
     )
     for machines, latency in _clusters(found):
         there = [Trial(machines, latency, method) for method in _methods(found)]

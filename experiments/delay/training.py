@@ -17,9 +17,8 @@ from experiments.common.curves import Point, train_curve
 from experiments.common.made_up import pictures
 from experiments.delay.rows import GUESSING, Row, Setting
 from experiments.delay.settings import FULL, QUICK, WARM_UP_SHARE, WORKERS, Length
-from quorate.tasks.cifar10 import Cifar10
+from quorate.tasks.cifar10 import Cifar10, alexnet, googlenet
 from quorate.tasks.images import accuracy_and_loss
-from quorate.tasks.nets import alexnet, googlenet
 
 
 def train(setting: Setting, data: Path | None, device: str, quick: bool) -> list[Row]:

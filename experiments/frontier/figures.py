@@ -132,8 +132,8 @@ def _draw_times(file: Path, placed: dict[Cell, dict[str, Standing]]) -> None:
 def _summary(placed: dict[Cell, dict[str, Standing]]) -> str:
     text = (
         f"# When async wins: {WORKERS} workers, virtual seconds to the target, mean ± 95 % interval\n\n"
-        "Made by `python -m experiments.frontier figures`. In brackets the option chosen: backups, or arrivals "
-        "an update. Bold: the first, where none of its seeds overlaps with the next.\n"
+        "Made by `python -m experiments.frontier figures`. In brackets the option chosen: backups, or arrivals an\n"
+        "update. Bold: the first, where none of its seeds overlaps with the next.\n"
     )
     for task in ("bowl", "digits"):
         cells = [cell for cell in placed if cell[0] == task]

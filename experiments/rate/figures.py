@@ -186,7 +186,7 @@ def _summary(found: Races, kth: Kth) -> str:
     if pairs:
         off = [abs(math.log(product / seconds)) for *_, seconds, product in pairs]
         text += (
-            f"\nSeconds as run beside updates without backups × mean seconds to the N-th arrival: {len(pairs)} cells, "
+            f"\nSeconds as run beside updates without backups × mean seconds to the N-th arrival: {len(pairs)} cells,\n"
             f"off by {100 * sum(off) / len(off):.1f} % on average, {100 * max(off):.1f} % at most.\n"
         )
         ratios = spread_of(list(updates_over_none(found, GRID_NOISE).values()))

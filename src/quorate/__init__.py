@@ -1,7 +1,70 @@
 """Quorate: distributed PyTorch training on slow, uneven or dying workers.
 
-The core imports with torch and the standard library alone. The public names (`quorate._public`) are imported when
-the first of them is used, so that `quorate --help` need not wait for torch.
+Run
+    train               train a task under a policy on an engine
+    resume              continue an interrupted run from its newest checkpoint
+    replay              run a recorded trace again, and compare every decision and parameter
+    plan                recommend a number of backups, from a run, step times or a latency model
+    DataParallel        replaces DistributedDataParallel in a torchrun script
+    Sampler             hands out batches for DataParallel, so that each sample counts once an epoch
+    measure             measure the step times of a script that trains with another library
+
+Policies: which gradients make an update
+    FullSync            one gradient of every worker
+    BackupSync          the first `quorum` gradients of the version
+    KBatchSync          any `k` gradients of the version
+    AdaptiveBackup      the first gradients, with the quorum that makes the most progress a second
+    Deadline            the gradients that have arrived at the quorum, or when time is up
+    Delayed             one gradient of every worker, computed `delay` versions back
+    Async               every gradient as it arrives
+    SoftSync            every `gradients` arrivals, of any staleness
+    BoundedStaleness    every gradient; no worker starts more than `bound` steps ahead of the slowest
+    Policy              base class for a policy of your own (docs/extending.md)
+    RoundPolicy         base class for a policy that works in rounds
+    ArrivalPolicy       base class for a policy whose workers never wait
+    make_policy         a policy by its name or place: `backup`, `file.py:Class`
+
+Engines: where the workers run
+    Local               processes of this machine
+    Ray                 actors on a Ray cluster
+    Simulated           simulated workers in virtual time
+    Engine              base class of all three
+
+Tasks, clusters and learning
+    Task                base class of tasks: model, data, loss, optimizer
+    load_task           a task by its name or place: `digits`, `file.py:Class`
+    Learning            clipping, moving average, delay compensation
+    Latency             base class of latency models: how long a ticket takes
+    parse_latency       a latency model from its text, such as `shifted-exp:0.05,0.025`
+    Network             bandwidths and delays of a simulated cluster
+    parse_network       a network from its text, such as `bandwidth=1Gbps`
+    Fault, Faults       workers that are lost and come back, at given times
+    parse_faults        faults from their text, such as `lose:3@10`
+
+Results
+    Result              the outcome of a run: parameters, metrics, summary
+    Replay              the outcome of a replay that agreed with its trace
+    Progress            the progress of a run, for a progress bar
+    Receipt             whether a gradient was used, from `optimizer.step()` under DataParallel
+    Metrics             totals, times and curves of a run, computed from its trace
+    metrics_of          the metrics of a recorded run
+    read_trace          the records of a trace, one by one
+    Recorder            base class of observers that hear every event of a run
+    Measuring           the object that `measure` gives inside its block
+
+Errors
+    QuorateError        base class of all errors
+    BadInput            a value breaks a rule
+    Interrupted         a signal ended the run, which can be resumed
+    QuorumLost          too few workers are left
+    WorkerFailed        workers fail again and again
+    LearnerLost         a part of the newest version is gone
+    ProcessLost         a process of a torchrun script is gone
+    PolicyFailed        a policy asked for something impossible
+    Diverged            gradient after gradient held NaN or Inf
+    ReplayMismatch      a replay decided otherwise than its trace
+
+Using the first of these names imports all of them, so `quorate --help` need not wait for torch.
 """
 
 from __future__ import annotations
@@ -14,8 +77,12 @@ if TYPE_CHECKING:
     from quorate._public import __version__ as __version__
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")} - {"Any", "TYPE_CHECKING", "annotations", "import_module"})
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("__version__", "__all__") or not name.startswith("_"):  # what is private is a module or nothing
+    if name in ("__version__", "__all__") or not name.startswith("_"):  # private names are submodules
         public = import_module("quorate._public")
         globals().update({one: getattr(public, one) for one in public.__all__}, __all__=public.__all__)
         if name in globals():

@@ -1,16 +1,20 @@
-"""The public names. `quorate` itself gives them when the first one is asked for."""
+"""The public names, which `quorate` imports when the first one is used."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from quorate.data_parallel.iterations import Receipt
+from quorate.data_parallel.module import DataParallel
+from quorate.data_parallel.sampler import Sampler
 from quorate.engines import Engine, Local, Ray, Simulated
-from quorate.engines.collective.receipts import Receipt
 from quorate.errors import (
     BadInput,
     Diverged,
     LearnerLost,
+    PolicyFailed,
     ProcessLost,
     QuorateError,
     QuorumLost,
@@ -23,10 +27,9 @@ from quorate.learner import Learning
 from quorate.measuring import Measuring, measure
 from quorate.metrics import Metrics, metrics_of
 from quorate.network import Network, parse_network
-from quorate.parallel.data_parallel import DataParallel
-from quorate.parallel.sampler import Sampler
 from quorate.policies import (
     AdaptiveBackup,
+    ArrivalPolicy,
     Async,
     BackupSync,
     BoundedStaleness,
@@ -35,13 +38,14 @@ from quorate.policies import (
     FullSync,
     KBatchSync,
     Policy,
+    RoundPolicy,
     SoftSync,
-    make_policy,
 )
-from quorate.replaying import Replay, replay
-from quorate.running import VERSION, Progress, Result
+from quorate.policy_loading import make_policy
+from quorate.run import VERSION, Progress, Result
 from quorate.task import Task, load_task
 from quorate.trace import Recorder, read_trace
+from quorate.trace_replay import Replay, replay
 from quorate.training import Interrupted, resume, train
 
 if TYPE_CHECKING:
@@ -50,18 +54,51 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 
-def plan(*sources: str | Path, **options: Any) -> Plan:
-    """How many backups to take: `quorate.planning.plan`, imported late because it needs numpy and scipy.
+def plan(
+    *sources: str | Path,
+    latency: str | Latency | None = None,
+    machines: int | None = None,
+    noise_scale: float | None = None,
+    iterations: str | None = None,
+    batch_size: int | None = None,
+    model_bytes: int | None = None,
+    late: str | None = None,
+    interval: float = 0.05,
+    what_if: Sequence[str] = (),
+    seed: int = 0,
+) -> Plan:
+    """Find the split of the machines into a quorum and backups that reaches a target soonest.
 
-    sources: the trace or the folder of a run, or CSV files of step times; or none, and `latency="…"`, `machines=…`.
+    sources: the trace or the folder of a run, or CSV files of step times; leave them out to give `latency` instead.
+    latency: a latency model or its text.
+    machines: number of machines (default: as many as were measured).
+    noise_scale: the gradient noise scale in samples.
+    iterations: updates to the target, as "QUORUM:THOUSANDS,…"; an alternative to `noise_scale`.
+    batch_size, model_bytes: samples in a worker's batch and size of the parameters (default: from the trace).
+    late: "cancel" late work or let it "finish" (default: as in the trace, else cancel).
+    interval: requested half-width of the 95 % interval, as a share of the mean.
+    what_if: changed conditions to plan again for, e.g. "machines=200", "without=3", "bandwidth=1Gbps".
     """
-    from quorate.planning import plan as make_plan
+    from quorate.planning import plan as make_plan  # imported here, because it needs numpy and scipy
 
-    return make_plan(*sources, **options)
+    return make_plan(
+        *sources,
+        latency=latency,
+        machines=machines,
+        noise_scale=noise_scale,
+        iterations=iterations,
+        batch_size=batch_size,
+        model_bytes=model_bytes,
+        late=late,
+        interval=interval,
+        what_if=what_if,
+        seed=seed,
+    )
 
 
 __all__ = [
     "AdaptiveBackup",
+    "ArrivalPolicy",
     "Async",
     "BackupSync",
     "BadInput",
@@ -84,6 +121,7 @@ __all__ = [
     "Metrics",
     "Network",
     "Policy",
+    "PolicyFailed",
     "ProcessLost",
     "Progress",
     "QuorateError",
@@ -94,6 +132,7 @@ __all__ = [
     "Replay",
     "ReplayMismatch",
     "Result",
+    "RoundPolicy",
     "Sampler",
     "Simulated",
     "SoftSync",

@@ -1,13 +1,13 @@
 """Checkpoints of a run that survive a kill, a crash of the machine and a full disk.
 
-A checkpoint is a folder. It is written under a temporary name, brought to disk, and only then renamed; so a
-folder with a final name was once complete. Checksums tell whether it still is.
+A checkpoint is a folder. It is written under a temporary name, synced to disk, and only then renamed. So a
+folder with a final name was once complete; checksums tell whether it still is.
 
     checkpoints/00000123/tensors.safetensors
-    checkpoints/00000123/state.json             everything else; tensors are named in it
+    checkpoints/00000123/state.json             all other state; it refers to tensors by name
     checkpoints/00000123/manifest.json          sizes and checksums of the two
     checkpoints/.writing-00000124-<pid>         being written
-    checkpoints/.replaced-00000123-<pid>        the old one, while a new one of the same version takes its place
+    checkpoints/.replaced-00000123-<pid>        the old checkpoint, while a new one of the same version replaces it
     checkpoints/.removing-00000100-<pid>        being deleted
 """
 
@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quorate._tensor_state import check_can_save, check_same_tensors, find_safetensors, pack, store, tensors_in, unpack
 from quorate.errors import BadInput, check_at_least
+from quorate.tensor_state import check_can_save, check_same_tensors, find_safetensors, pack, store, tensors_in, unpack
 
 __all__ = [
     "CHECKPOINTS",
@@ -44,7 +44,7 @@ CHECKPOINTS = "checkpoints"
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 FILES = (TENSORS, STATE)
 SCHEMA = 1
-#: Two, so that there is one to fall back to when the disk damages the newest.
+#: Two checkpoints are kept: if the disk damages the newest, a run falls back to the one before.
 KEPT = 2
 
 _WRITING, _REPLACED, _REMOVING = ".writing-", ".replaced-", ".removing-"
@@ -53,7 +53,7 @@ _FINISHED = re.compile(r"(?:\.replaced-([0-9]{8,})-[0-9]+)|([0-9]{8,})")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A sound checkpoint, and a sentence for each newer one that was not."""
+    """A sound checkpoint, and a sentence for each newer checkpoint that was damaged."""
 
     version: int
     state: dict[str, Any]
@@ -61,7 +61,7 @@ class Loaded:
 
 
 class Damaged(Exception):  # noqa: N818
-    """A checkpoint is not as it was written: the message names the file and what is wrong with it."""
+    """A checkpoint is not as it was written: the message names the file and the damage."""
 
 
 class CheckpointFolder:
@@ -69,25 +69,25 @@ class CheckpointFolder:
 
     def __init__(self, run: Path) -> None:
         self.folder = run / CHECKPOINTS
-        self._durable: int | None = None  # the newest that would survive a crash of the machine, if one is known
+        self._durable: int | None = None  # newest version written with `durable`, which survives a machine crash
 
     def versions(self) -> list[int]:
-        """The versions that were once complete, oldest first; whether they still are, `load` finds out."""
+        """The versions that were written completely, oldest first; `load` checks whether they are still sound."""
         return sorted(self._finished())
 
     # ------------------------------------------------------------ writing
 
     def prepare(self) -> None:
-        """Called before a checkpoint is written: what it refers to must be on disk."""
+        """Hook before a write: a subclass brings files that the checkpoint refers to onto the disk."""
 
     def save(self, version: int, state: dict[str, Any], *, durable: bool = True) -> Path:
-        """Write a checkpoint; on return it is on disk. On an OSError all is as it was before.
+        """Write a checkpoint; on return it is on disk. An OSError leaves the folder as it was before.
 
-        Kept are this one and the one before it. A higher version, if there is one, goes: the run went back
-        behind it, because it was damaged or by choice, and `load` must not prefer it to what the run does now.
+        This checkpoint and the one before it are kept. Higher versions are deleted: the run went back behind them,
+        because they were damaged or by choice, and `load` must not prefer them to the version that the run makes now.
 
-        durable: a checkpoint that is not is left to the kernel to bring to disk. The death of any process does not
-        harm it, a crash of the machine may; so the newest that is durable is kept, too.
+        durable: False leaves the write to the kernel's cache. Such a checkpoint survives the death of any process,
+        but perhaps not a crash of the machine; so the newest durable checkpoint is kept as well.
         """
         name = _name(check_at_least("version", version, 0))
         packed, tensors = pack(state)
@@ -98,8 +98,6 @@ class CheckpointFolder:
             text = json.dumps(packed, allow_nan=False, ensure_ascii=False)
             _write_bytes(temporary / STATE, text.encode("utf-8", "surrogatepass"), durable)
             store(temporary / TENSORS, tensors)
-            # safetensors makes its file private; the others have the mode that the user's umask asks for.
-            shutil.copymode(temporary / STATE, temporary / TENSORS)
             _fsync(temporary / TENSORS, durable)
             _write_bytes(temporary / MANIFEST, _manifest(temporary, version), durable)
             _fsync(temporary, durable)
@@ -113,16 +111,16 @@ class CheckpointFolder:
         return final
 
     def _publish(self, temporary: Path, final: Path, durable: bool) -> None:
-        """Give a complete checkpoint its name; at every moment it or the one it replaces can be loaded."""
+        """Give a complete checkpoint its final name; at every moment it or its predecessor can be loaded."""
         replaced = self.folder / f"{_REPLACED}{final.name}-{os.getpid()}"
         if final.exists():
-            self._discard_replaced(final)  # of an earlier time; the name is needed
+            self._discard_replaced(final)  # a leftover of an earlier write: the name is needed
             _rename(final, replaced)
         try:
             _rename(temporary, final)
             _fsync(self.folder, durable)
         except OSError:
-            # What cannot be undone either does no harm: both folders are complete, and `load` knows both names.
+            # A failed undo does no harm: both folders are complete, and `load` knows both names.
             with suppress(OSError):
                 _rename(final, temporary)
             with suppress(OSError):
@@ -143,9 +141,9 @@ class CheckpointFolder:
             self._discard(replaced)
 
     def _discard(self, checkpoint: Path) -> None:
-        """Delete a checkpoint, renamed first, so that half of one never looks like one.
+        """Delete a checkpoint. It is renamed first, so that a half-deleted checkpoint never looks complete.
 
-        Room that cannot be freed is no reason to call the checkpoint just written a failure; `sweep` tries again.
+        Errors are ignored, because the checkpoint just written is sound all the same; `sweep` tries again.
         """
         removing = checkpoint.with_name(f"{_REMOVING}{checkpoint.name}-{os.getpid()}")
         _remove_tree(removing)
@@ -154,12 +152,12 @@ class CheckpointFolder:
             _remove_tree(removing)
 
     def sweep(self) -> None:
-        """Remove what a killed writer left. For the start of a run: it would also take what is being written."""
+        """Remove leftovers of a killed writer. Only for the start of a run: it also removes writes in progress."""
         for entry in self._entries():
             if entry.name.startswith((_WRITING, _REMOVING)):
                 _remove_tree(entry)
         for version, entry in self._finished().items():
-            if entry.name.startswith(_REPLACED):  # the kill came before the new one took its place
+            if entry.name.startswith(_REPLACED):  # the writer was killed before it published the new checkpoint
                 _rename(entry, self.folder / _name(version))
         for entry in self._entries():
             if entry.name.startswith(_REPLACED):
@@ -168,7 +166,7 @@ class CheckpointFolder:
     # ------------------------------------------------------------ reading
 
     def load(self) -> Loaded:
-        """The newest checkpoint that is as it was written. Its tensors are in main memory."""
+        """The newest checkpoint that is undamaged. Its tensors are in main memory."""
         finished = self._finished()
         if not finished:
             raise BadInput(f"the folder {str(self.folder)!r} holds no checkpoint")
@@ -184,11 +182,11 @@ class CheckpointFolder:
         raise BadInput(f"the folder {str(self.folder)!r} holds no sound checkpoint: {'; '.join(damaged)}")
 
     def content(self, version: int) -> dict[str, bytes]:
-        """The files of one checkpoint as they are, to be sent elsewhere; `Damaged` if they are not as written."""
+        """The raw files of one checkpoint, to be sent elsewhere; raises `Damaged` if they are not as written."""
         return _content_of(self._finished().get(version, self.folder / _name(version)), version)
 
     def _finished(self) -> dict[int, Path]:
-        """Where each version is. A replaced one counts as long as nothing has taken its place."""
+        """The folder of each version. A replaced checkpoint counts as long as no new one has its final name."""
         found: dict[int, Path] = {}
         for entry in self._entries():  # "." sorts before the digits, so a final name wins
             match = _FINISHED.fullmatch(entry.name)
@@ -207,7 +205,7 @@ class BackgroundWriter:
 
     on_failure: gets a sentence when the disk refused a checkpoint; the run can go on without it.
     on_saved: gets the version of each checkpoint that is on disk.
-    Both are called from the writing thread. What else goes wrong is raised by the next `submit` or `finish`.
+    Both are called from the writing thread. The next `submit` or `finish` raises any other exception.
     """
 
     def __init__(
@@ -222,14 +220,13 @@ class BackgroundWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def submit(self, version: int, state: dict[str, Any]) -> None:
-        """Begin to write a checkpoint. Nobody may change the state any more: give copies."""
+        """Begin to write a checkpoint. The caller must not change the state any more: give copies."""
         assert not self.busy, "one checkpoint at a time"
         self.finish()
-        # Not a daemon: Python then waits at its end, instead of cutting the write off.
+        # Not a daemon thread: Python then waits for the write at exit, instead of cutting it off.
         self._thread = threading.Thread(target=self._write, args=(version, state), name="checkpoint writer")
         self._thread.start()
 
@@ -254,7 +251,7 @@ class BackgroundWriter:
 
 
 def save_or_explain(folder: CheckpointFolder, version: int, state: dict[str, Any]) -> str | None:
-    """Write a checkpoint; a sentence if the disk refused it."""
+    """Write a checkpoint; returns a sentence if the disk refused it."""
     try:
         folder.prepare()
         folder.save(version, state)
@@ -277,7 +274,7 @@ def _name(version: int) -> str:
 
 
 def _make_folders(temporary: Path, durable: bool) -> None:
-    """An empty folder to write into. In a container every process may have the same number, hence the same name."""
+    """Make an empty folder to write into. It may exist: in containers, processes share a pid, hence the name."""
     folder = temporary.parent
     if not folder.is_dir():
         folder.mkdir(parents=True)
@@ -292,17 +289,16 @@ def _write_bytes(file: Path, data: bytes, durable: bool) -> None:
 
 
 def _manifest(folder: Path, version: int) -> bytes:
-    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in FILES}
+    files = {}
+    for name in FILES:
+        with (folder / name).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        files[name] = {"bytes": (folder / name).stat().st_size, "sha256": sha256}
     return json.dumps({"schema": SCHEMA, "version": version, "files": files}, indent=2).encode()
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def _fsync(path: Path, durable: bool) -> None:
-    """Bring a file, or the names in a folder, from the memory of the kernel to the disk; unless it may wait."""
+    """Sync a file, or the names in a folder, to the disk; unless the checkpoint need not be durable."""
     if not durable:
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -324,8 +320,8 @@ def _remove_tree(folder: Path) -> None:
 
 
 def _content_of(checkpoint: Path, version: int) -> dict[str, bytes]:
-    """The files of a checkpoint, after their sizes and checksums were verified."""
-    with _blaming(MANIFEST):
+    """The files of a checkpoint, with sizes and checksums verified."""
+    with _reported_as_damage(MANIFEST):
         manifest = json.loads(_content(checkpoint / MANIFEST))
         _check_schema(checkpoint, manifest["schema"])
         if manifest["version"] != version:
@@ -336,9 +332,9 @@ def _content_of(checkpoint: Path, version: int) -> dict[str, bytes]:
 
 def state_in(content: dict[str, bytes]) -> dict[str, Any]:
     """The state in the files of a checkpoint; its tensors are in main memory."""
-    with _blaming(TENSORS):
+    with _reported_as_damage(TENSORS):
         tensors = tensors_in(content[TENSORS])
-    with _blaming(STATE):
+    with _reported_as_damage(STATE):
         state = unpack(json.loads(content[STATE].decode("utf-8", "surrogatepass")), tensors)
         if type(state) is not dict:
             raise ValueError("the state must be a dict")
@@ -346,8 +342,8 @@ def state_in(content: dict[str, bytes]) -> dict[str, Any]:
 
 
 @contextmanager
-def _blaming(name: str) -> Iterator[None]:
-    """Whatever goes wrong with what a file holds means that the file is damaged: bytes can be bad in any way."""
+def _reported_as_damage(name: str) -> Iterator[None]:
+    """Report any exception about the content of a file as `Damaged`: bad bytes can raise anything."""
     try:
         yield
     except (Damaged, BadInput):
@@ -361,7 +357,7 @@ def _blaming(name: str) -> Iterator[None]:
 def _check_schema(checkpoint: Path, schema: Any) -> None:
     if type(schema) is not int or schema < SCHEMA:
         raise Damaged(f"{MANIFEST}: {schema!r} is no schema")
-    if schema > SCHEMA:  # not damaged, and to fall back would throw good work away
+    if schema > SCHEMA:  # not damaged: falling back to an older checkpoint would throw good work away
         raise BadInput(
             f"the checkpoint {str(checkpoint)!r} is of schema {schema}, but this release reads only {SCHEMA}; "
             "use the release that wrote it"
@@ -369,7 +365,7 @@ def _check_schema(checkpoint: Path, schema: Any) -> None:
 
 
 def _verified(file: Path, size: Any, sha256: Any) -> bytes:
-    with _blaming(file.name):
+    with _reported_as_damage(file.name):
         if file.is_file() and file.stat().st_size != size:
             raise Damaged(f"{file.name}: it has {file.stat().st_size} bytes instead of {size!r}")
         content = _content(file)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from quorate.errors import BadInput
+from quorate.errors import BadInput, close_to
 from quorate.trace import Recorder, Update
 
 
@@ -36,23 +36,22 @@ def parse_until(text: str) -> Until:
 
 
 class KnownMeasure(Recorder):
-    """Refuses a condition on something the task does not measure: it would never hold, and the run never end."""
+    """Refuses a condition on a value that the task does not measure: it would never hold, and the run never end."""
 
     def __init__(self, condition: Until, *, ends_run: bool) -> None:
         self._condition = condition
         self._always = ("loss", "samples", "seconds", "updates") if ends_run else ()
-        self._measured_by = 0
+        self._measured_by = 0  # version by which an evaluation must have come
 
     def run(self, header: dict[str, Any]) -> None:
         self._measured_by = header["evaluate_every"]
 
     def applied(self, time: float, update: Update) -> None:
-        if update.version > self._measured_by:  # no evaluation came before: there will be none
+        if update.version > self._measured_by:  # the task gave no measures, so it never will
             self._check(())
 
     def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
         self._check(tuple(measures))
-        self._measured_by = 2**62
 
     def _check(self, measured: tuple[str, ...]) -> None:
         check_known(self._condition, (*measured, *self._always), "the task")
@@ -67,4 +66,7 @@ def check_known(condition: Until, known: tuple[str, ...], who: str) -> None:
             f"{condition.text()} cannot be measured: the task has no evaluate() that gives {condition.name!r}"
         )
     names = ", ".join(sorted(known))
-    raise BadInput(f"{condition.text()} cannot be measured: {who} gives no {condition.name!r}; choose one of: {names}")
+    guess = close_to(condition.name, known)
+    raise BadInput(
+        f"{condition.text()} cannot be measured: {who} gives no {condition.name!r}{guess}; choose one of: {names}"
+    )

@@ -1,8 +1,8 @@
 """The one loop: next event from the engine → policy → carry out the actions → write the trace.
 
-It never touches a gradient: tensors stay where the engine has them, and actions name tickets. It keeps the
-laws that do not depend on the policy: every ticket ends exactly once, every batch goes back to the ledger or
-is spent, arrivals of a worker's older life are refused, and a run that cannot go on says so.
+The coordinator never touches a gradient: tensors stay where the engine has them, and actions name tickets. It keeps
+the laws that do not depend on the policy: every ticket ends exactly once, every batch is spent or goes back to the
+ledger, arrivals of an older incarnation of a worker are ignored, and a run that cannot go on raises an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from quorate.engines.base import Engine
-from quorate.errors import Diverged, QuorumLost
+from quorate.errors import Diverged, PolicyFailed, QuorumLost
 from quorate.events import (
     Abandoned,
     Action,
@@ -27,28 +27,31 @@ from quorate.events import (
     Pinned,
     Rebound,
     Refused,
+    SetTimer,
     Start,
     Ticket,
     Timer,
+    Withdrawn,
     WorkerJoined,
     WorkerLost,
 )
 from quorate.ledger import Ledger
 from quorate.noise import NoiseScale
 from quorate.policies import Policy
-from quorate.policies._state import pack, pack_action, unpack, unpack_action
-from quorate.stopping import Stop
+from quorate.policies.base import pack, pack_action, unpack, unpack_action
+from quorate.stopping import EvaluationCutOff, Stop
 from quorate.trace import Recorder, Update
 
 #: Refused gradients in a row, per worker, after which a run counts as diverged.
 REFUSALS_PER_WORKER = 10
 
-#: How often to look whether somebody wants the run to end, and how long an update may take then, at least.
-_LOOK_UP_S, _FINISH_S = 0.2, 5.0
+#: Seconds between checks whether a stop was requested.
+_STOP_CHECK_S = 0.2
 
-LIMIT_REACHED, DATA_USED_UP = "limit reached", "data used up"
-
-#: Why a ticket ends whose worker is on another batch; a replay knows such a cancelling by it.
+STANDS_STILL = "stands still: no worker is started, and no update can come"
+LIMIT_REACHED, DATA_USED_UP, BROKE_OFF = "limit reached", "data used up", "broke off"
+ALL_HAVE_FINISHED = "all workers have finished"  # of a script's processes
+#: Cancel reason for rebound tickets; replay matches on it.
 REBOUND = "rebound: its worker was on another batch"
 
 #: Called after each version with (version, time, loss); a reason ends the run.
@@ -56,7 +59,7 @@ AfterUpdate = Callable[[int, float, float | None], str | None]
 
 
 class Coordinator:
-    """Runs a policy on an engine until somebody says that it is enough."""
+    """Runs a policy on an engine until a limit, the end of the data or a stop request ends the run."""
 
     def __init__(
         self,
@@ -72,15 +75,16 @@ class Coordinator:
         stop: Stop | None = None,
     ) -> None:
         self._policy = policy.begin(workers)
+        self._history = policy.history
         self._engine = engine
         self._ledger = ledger
         self._recorders = tuple(recorders)
         self._after_update = after_update
         self._patience_s = patience_s
-        self._at_end = at_end  # called when the run is over, before what is open is dropped
+        self._at_end = at_end  # called when the run is over, before open tickets are dropped
         self._stop = stop
         self._workers = workers
-        self.last_time = 0.0  # of the last event
+        self.last_time = 0.0  # of the last event, or of the last action carried out after it
         self.is_waiting = False  # for an event: every decision made so far is carried out
         self._version = 0
         self._next_ticket = 0
@@ -88,16 +92,15 @@ class Coordinator:
         self._live: dict[int, None] = {}
         self._flying: dict[int, Ticket] = {}  # worker -> the ticket it computes
         self._waiting: dict[int, Ticket] = {}  # ticket number -> arrived, not yet applied or dropped
-        self._pending: deque[Event] = deque()  # what follows from our own actions; comes before the engine's
+        self._pending: deque[Event] = deque()  # events caused by actions; handled before the engine's events
         self._refusals_in_a_row = 0
         self._noise = NoiseScale()
-        self._give_up_at: float | None = None  # while too few workers are alive: how long to wait for more
+        self._give_up_at: float | None = None  # while too few workers are alive: when to stop waiting for more
         self._over: str | None = None  # why the run is over
-        self._left_over: list[Action] = []  # what the policy wanted when the run was over
+        self._left_over: list[Action] = []  # decided by the policy, but not carried out when the run was over
         self._at_rest: Callable[[float], None] | None = None
         self._end_at_rest: str | None = None
-        self._stop_by: float | None = None  # once the end is asked for: when not to wait for the update any more
-        self._engine_is_away = False  # while a resumed run catches up with what was lost
+        self._engine_is_away = False  # while a resumed run handles the loss of all its workers
 
     @property
     def version(self) -> int:
@@ -106,15 +109,15 @@ class Coordinator:
 
     @property
     def why_over(self) -> str:
-        """What ended the run: a limit that was set, or that all epochs were used up."""
+        """The reason that ended the run: a limit, a stop request, or the end of the data."""
         return self._over or DATA_USED_UP
 
     def run(self) -> float:
-        """Go on until `after_update` ends the run or the ledger is finished; gives the time of the end."""
+        """Run until `after_update` gives a reason or the ledger is finished; returns the time of the end."""
         engine, handle, pending, ledger = self._engine, self._policy.handle, self._pending, self._ledger
-        flying, waiting, recorders = self._flying, self._waiting, self._recorders
+        flying, waiting, recorders, stop = self._flying, self._waiting, self._recorders, self._stop
         time = self.last_time
-        talking_to_itself = 0
+        pending_in_a_row = 0
         while not self._over and not (ledger.epochs is not None and ledger.finished):
             if (self._at_rest is not None or self._end_at_rest is not None) and not pending:
                 if self._end_at_rest is not None:
@@ -125,24 +128,27 @@ class Coordinator:
                 at_rest(time)
             if pending:
                 event = pending.popleft()
-                talking_to_itself += 1
-                if talking_to_itself > 4 * len(self._live) + 100:
-                    raise self._stands_still()
+                pending_in_a_row += 1
+                if pending_in_a_row > 4 * len(self._live) + 100:
+                    raise self._wrong(STANDS_STILL)
+            elif stop is not None and stop.reason is not None and stop.is_due(engine.now(time), self._give_up_at):
+                self._over = stop.reason
+                break
             else:
                 self.is_waiting = True
-                upcoming = engine.next_event(self._give_up_at if self._stop is None else self._look_up_at(time))
+                upcoming = engine.next_event(self._give_up_at if stop is None else self._wait_until(time))
                 if upcoming is None:
-                    if self._stop is not None and self._may_wait_on(time):
+                    if stop is not None and self._may_keep_waiting(time):
                         continue
                     raise self._why_nothing_happens(time)
                 self.is_waiting = False
                 event = upcoming
-                talking_to_itself = 0
+                pending_in_a_row = 0
             self.last_time = time = event.time
             if type(event) is Arrived:  # here rather than in `_witness`: it is nearly every event
                 _, ticket, parts = event
                 if flying.get(ticket.worker) is not ticket:
-                    continue  # cancelled, or of an older life of its worker: it has ended already
+                    continue  # cancelled, or of an older incarnation: the ticket has ended already
                 del flying[ticket.worker]
                 waiting[ticket.id] = ticket
                 for recorder in recorders:
@@ -152,7 +158,7 @@ class Coordinator:
                 heard = self._witness(event)
                 actions = handle(heard) if heard is not None else []
             if actions:
-                time = self._carry_out(time, actions)
+                self.last_time = time = self._carry_out(time, actions)
         if self._at_end is not None and self._can_be_saved():
             self._at_end(time)
         self._end_open_tickets(time)
@@ -161,36 +167,30 @@ class Coordinator:
 
     # ------------------------------------------------------------ events
 
-    def _look_up_at(self, time: float) -> float:
-        """Until when to wait for an event before looking whether somebody wants the run to end."""
-        soon = self._engine.now(time) + _LOOK_UP_S
+    def _wait_until(self, time: float) -> float:
+        """When to stop waiting for an event, to check for a stop request."""
+        soon = self._engine.now(time) + _STOP_CHECK_S
         return soon if self._give_up_at is None else min(self._give_up_at, soon)
 
-    def _may_wait_on(self, time: float) -> bool:
-        """Nothing has happened for a moment. Whoever asked for the end waits for the update, but not for ever."""
-        assert self._stop is not None
-        now = self._engine.now(time)
-        if self._stop.reason is not None:
-            if self._stop_by is None:
-                self._stop_by = now + max(_FINISH_S, 5 * now / max(1, self._version))
-            if self._stop.at_once or self._give_up_at is not None or now >= self._stop_by:
-                self._over = self._stop.reason
-        return self._over is not None or self._give_up_at is None or now < self._give_up_at
+    def _may_keep_waiting(self, time: float) -> bool:
+        """Whether a run without a new event may wait on, or has waited too long for workers."""
+        asked = self._stop is not None and self._stop.reason is not None
+        return asked or self._give_up_at is None or self._engine.now(time) < self._give_up_at
 
     def _why_nothing_happens(self, now: float) -> Exception:
         if self._give_up_at is None:
-            return self._stands_still()
+            return self._wrong(STANDS_STILL)
         return QuorumLost(
             f"{self._policy.name} needs {self._policy.needed} live workers, but only {len(self._live)} of "
             f"{self._workers} are left at {now:.6g} s (version {self._version}), and none came back within "
             f"{self._patience_s:g} s; lower the quorum, take more backups, or wait longer (patience)"
         )
 
-    def _stands_still(self) -> AssertionError:
-        return AssertionError(f"{self._policy!r} stands still at version {self._version}: this is a bug in it")
+    def _wrong(self, fault: str) -> PolicyFailed:
+        return PolicyFailed(f"{self._policy!r} {fault} (version {self._version}); this is a bug in the policy")
 
     def _witness(self, event: Event) -> Event | None:
-        """Note what happened, other than an arrival; gives what the policy hears of it, if anything."""
+        """Record an event other than an arrival; returns the event that the policy hears, or None."""
         if type(event) is WorkerJoined:
             self._witness_join(event)
         elif type(event) is WorkerLost:
@@ -211,10 +211,14 @@ class Coordinator:
         elif type(event) is Rebound:
             worker, version = event.ticket.worker, event.ticket.version
             if self._flying.get(worker) is event.ticket:
-                assert version == self._version, "nobody starts on a version that is over"
+                assert version == self._version, "a worker cannot start on a version that is over"
                 self._cancel(event.time, Cancel(worker, REBOUND))
                 self._start(event.time, Start(worker, version, version))
             return None
+        elif type(event) is Withdrawn:
+            if event.ticket.id not in self._waiting:
+                return None
+            self._drop(event.time, Drop(event.ticket, event.reason), self._ledger.lose)
         return event
 
     def _witness_join(self, event: WorkerJoined) -> None:
@@ -260,7 +264,7 @@ class Coordinator:
     # ------------------------------------------------------------ actions
 
     def _carry_out(self, time: float, actions: Iterable[Action]) -> float:
-        """Do what the policy decided; gives the time when all is done."""
+        """Carry out the policy's actions; returns the time when all are done."""
         actions = iter(actions)
         decided = time
         for action in actions:
@@ -268,9 +272,13 @@ class Coordinator:
             if kind is Start:
                 self._start(time, action)  # type: ignore[arg-type]
             elif kind is Apply:
-                time = self._apply(time, action)  # type: ignore[arg-type]
+                try:
+                    time = self._apply(time, action)  # type: ignore[arg-type]
+                except (Exception, EvaluationCutOff):
+                    self._leave_over(actions, self.last_time - decided)
+                    raise
                 if self._over:
-                    self._left_over = list(actions)
+                    self._leave_over(actions, time - decided)
                     return time
             elif kind is Cancel:
                 self._cancel(time, action)  # type: ignore[arg-type]
@@ -279,17 +287,26 @@ class Coordinator:
             elif kind is Choose:
                 for recorder in self._recorders:
                     recorder.chose(time, self._version, *action)
-            else:
+            elif kind is SetTimer:
                 at, key, reason = action  # type: ignore[misc]
                 at += time - decided  # type: ignore[operator]  # a limit does not run while a version is made
                 self._engine.set_timer(at, key)  # type: ignore[arg-type]
                 for recorder in self._recorders:
                     recorder.timer_set(time, at, key, reason)  # type: ignore[arg-type]
+            else:
+                raise self._wrong(f"gives {action!r}, which is no action")
         return time
+
+    def _leave_over(self, actions: Iterable[Action], late_s: float) -> None:
+        """Keep the remaining actions for a resumed run; timers are moved by the time that the version took."""
+        self._left_over = [one._replace(at=one.at + late_s) if type(one) is SetTimer else one for one in actions]
 
     def _start(self, time: float, action: Start) -> None:
         worker, version, round = action
-        assert worker in self._live and worker not in self._flying, f"{action} for a worker that is not free"
+        if worker not in self._live or worker in self._flying:
+            raise self._wrong(f"starts worker {worker}, which is {'at work' if worker in self._live else 'not there'}")
+        if not 0 <= self._version - version <= self._history:
+            raise self._wrong(f"starts worker {worker} on version {version}; its history is {self._history}")
         loan = self._ledger.borrow(round, worker)
         if loan is None:
             for recorder in self._recorders:
@@ -311,11 +328,14 @@ class Coordinator:
             self._pending.append(Pinned(time, ticket))
 
     def _apply(self, time: float, action: Apply) -> float:
-        """Make a version; gives the time when it is made and looked at."""
+        """Make a version; returns the time when it is made and `after_update` has returned."""
         tickets, weights, reason = action
         waiting = self._waiting
+        if not tickets or (weights is not None and (not self._policy.weighs or len(weights) != len(tickets))):
+            raise self._wrong("makes an update of no gradient, or of weights without weighs = True and one a ticket")
         for ticket in tickets:
-            del waiting[ticket[0]]
+            if waiting.pop(ticket[0], None) is None:
+                raise self._wrong(f"applies ticket {ticket[0]}, which does not wait to be applied")
         outcome = self._engine.apply(tickets, weights)
         time = self._engine.now(time)
         if outcome.refused:
@@ -333,7 +353,7 @@ class Coordinator:
             self._give_up_at = time + self._patience_s
         norms = outcome.norms
         if norms is not None and (outcome.refused or not norms.is_usable):
-            norms = None  # what was left out may have been in them
+            norms = None  # a refused gradient may be part of them
         noise_scale = None
         if norms is not None:
             self._noise.add(norms)
@@ -344,10 +364,13 @@ class Coordinator:
         update = Update(self._version, tickets, weights, reason, outcome.loss, outcome.norm, outcome.apply_s, *noise)
         for recorder in self._recorders:
             recorder.applied(time, update)
+        self.last_time, self._over = time, BROKE_OFF  # it stays so if `after_update` raises
         self._over = self._after_update(self._version, time, outcome.loss)
         return self._engine.now(time)
 
     def _cancel(self, time: float, action: Cancel) -> None:
+        if action.worker not in self._flying:
+            raise self._wrong(f"cancels the work of worker {action.worker}, which is not at work")
         ticket = self._flying.pop(action.worker)
         self._ledger.give_back(ticket.batch)
         if not self._engine_is_away:
@@ -355,16 +378,18 @@ class Coordinator:
         for recorder in self._recorders:
             recorder.cancelled(time, ticket, action.reason)
 
-    def _drop(self, time: float, action: Drop) -> None:
+    def _drop(self, time: float, action: Drop, give_back: Callable[[int], None] | None = None) -> None:
+        if action.ticket.id not in self._waiting:
+            raise self._wrong(f"drops ticket {action.ticket.id}, which does not wait to be applied")
         ticket = self._waiting.pop(action.ticket.id)
-        self._ledger.give_back(ticket.batch)
+        (give_back or self._ledger.give_back)(ticket.batch)
         if not self._engine_is_away:
             self._engine.drop(ticket)
         for recorder in self._recorders:
             recorder.dropped(time, ticket, action.reason)
 
     def _end_open_tickets(self, time: float) -> None:
-        """Every ticket ends: what is still open when the run is over is dropped."""
+        """Every ticket ends: those still open when the run is over are cancelled or dropped."""
         for ticket in list(self._flying.values()):
             self._cancel(time, Cancel(ticket.worker, "the run is over"))
         for ticket in list(self._waiting.values()):
@@ -373,14 +398,19 @@ class Coordinator:
     # ------------------------------------------------------------ checkpoints
 
     def _can_be_saved(self) -> bool:
-        """Whether this end is one to go on from: an update decided but not made could not be made again."""
+        """Whether a run can resume from this end. An update that was decided but not made could not be made again."""
         if self._over is None:
-            return True  # all data is used up; that workers found none is what is pending
-        only_learned = all(isinstance(event, Learned) for event in self._pending)  # which are saved too
+            return True  # all data is used up; the pending events only say that workers found no batch
+        only_learned = all(isinstance(event, Learned) for event in self._pending)  # `state` saves these
         return only_learned and not any(isinstance(action, Apply) for action in self._left_over)
 
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether a run can resume after an exception: it was at rest, or `after_update` raised."""
+        return self.is_waiting or (self._over == BROKE_OFF and self._can_be_saved())
+
     def call_at_rest(self, callback: Callable[[float], None]) -> None:
-        """Call this with the time as soon as every decision made so far is carried out."""
+        """Call `callback` with the time as soon as every decision made so far is carried out."""
         self._at_rest = callback
 
     def end_at_rest(self, reason: str) -> None:
@@ -388,7 +418,7 @@ class Coordinator:
         self._end_at_rest = reason
 
     def state(self, time: float) -> dict[str, Any]:
-        """Everything a resumed run needs of the protocol, as JSON values; only at rest or at the end."""
+        """The protocol state that a resumed run needs, as JSON values; only at rest or at the end."""
         return {
             "time": time,
             "over": self._over or (DATA_USED_UP if self._ledger.finished else None),
@@ -400,6 +430,7 @@ class Coordinator:
             "waiting": pack(list(self._waiting.values())),
             "left_over": [pack_action(action) for action in self._left_over],
             "learned": [list(event) for event in self._pending if isinstance(event, Learned)],
+            "exhausted": [list(event) for event in self._pending if isinstance(event, Exhausted)],
             "refusals_in_a_row": self._refusals_in_a_row,
             "noise": self._noise.state(),
             "policy": self._policy.state(),
@@ -407,12 +438,12 @@ class Coordinator:
         }
 
     def resume(self, state: dict[str, Any], over: str | None = None) -> None:
-        """Continue from a state: what was under way is lost, as if every worker had died at that moment.
+        """Continue from a state. Open tickets are lost, as if every worker had died at that moment.
 
-        The losses are events like any other: they are in the trace, the policy hears of them, and the batches
-        go back to the ledger. So the whole trace is that of one run, and can be replayed as one.
+        The losses are ordinary events: they are in the trace, the policy hears of them, and the batches go back to
+        the ledger. So the whole trace is the trace of one run, and can be replayed as one.
 
-        over: why the run was over in this state. Nothing goes on then, so nothing is lost: `run` brings it to its end.
+        over: why the run was over in this state. No worker is lost then: `run` only brings the run to its end.
         """
         self._policy.restore(state["policy"])
         self._ledger.restore(state["ledger"])
@@ -426,6 +457,7 @@ class Coordinator:
         self._waiting = {ticket.id: ticket for ticket in unpack(state["waiting"])}
         self._refusals_in_a_row = state["refusals_in_a_row"]
         self._pending.extend(Learned(*event) for event in state.get("learned", ()))
+        self._pending.extend(Exhausted(*event) for event in state.get("exhausted", ()))
         self._engine_is_away = True
         left_over = [unpack_action(action) for action in state["left_over"]]
         if over is not None or self._ledger.finished:
@@ -434,7 +466,7 @@ class Coordinator:
         self._carry_out(time, left_over)
         self._settle_pending()
         for worker in list(self._live):
-            # The first loss takes all arrivals with it, so that nothing is left that could be applied.
+            # The first loss takes all arrivals with it, so that no arrival is left that could be applied.
             heard = self._witness_loss(WorkerLost(time, worker, tuple(self._waiting)))
             if heard is not None:
                 self._carry_out(time, self._policy.handle(heard))

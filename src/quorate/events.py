@@ -1,6 +1,6 @@
-"""The words of the protocol: what happens (events) and what is decided (actions).
+"""The words of the protocol: events that a policy is told, and actions that it decides.
 
-Everything a policy sees or says is one of these values. They are plain immutable tuples from the standard
+All input and output of a policy is one of these values. They are plain immutable tuples from the standard
 library, because one of each is made for every ticket and because a policy must be testable without torch,
 a clock or a process. A policy sees tickets, never tensors.
 """
@@ -15,7 +15,7 @@ class Ticket(NamedTuple):
 
     id: int
     worker: int
-    incarnation: int  # how often this worker had started before: arrivals of an older one are refused
+    incarnation: int  # how often this worker had joined before; arrivals of an older incarnation are ignored
     version: int  # version read
     batch: int  # number of the batch in the ledger
     samples: int  # how many samples the batch holds
@@ -33,7 +33,7 @@ class Parts(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A ticket is finished: its gradient exists somewhere."""
+    """A ticket is finished: the engine has its gradient."""
 
     time: float
     ticket: Ticket
@@ -52,11 +52,11 @@ class Abandoned(NamedTuple):
 
     time: float
     ticket: Ticket
-    cancel_s: float  # how long after it was cancelled
+    cancel_s: float  # seconds since it was cancelled
 
 
 class WorkerJoined(NamedTuple):
-    """A worker is there and free: new, or back as a new incarnation."""
+    """A worker has joined and is free: a new one, or one that is back as a new incarnation."""
 
     time: float
     worker: int
@@ -78,7 +78,7 @@ class Timer(NamedTuple):
 
 
 class Exhausted(NamedTuple):
-    """A `Start` found no batch: the worker stays free. The round takes what is left of the epoch."""
+    """A `Start` found no batch: the worker stays free. The round closes with the rest of the epoch."""
 
     time: float
     worker: int
@@ -92,11 +92,23 @@ class Pinned(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What the last update's norms say of the gradient noise scale. Only for policies that want it (`wants_noise`)."""
+    """An estimate of the gradient noise scale from the last update's norms. Only policies with `wants_noise` get it."""
 
     time: float
     version: int
     noise_scale: float  # in samples
+
+
+#: Drop reason for withdrawn tickets; replay matches on it.
+WITHDRAWN = "withdrawn: the workers that the round lacks wait for its worker"
+
+
+class Withdrawn(NamedTuple):
+    """An arrived gradient is taken back while its round is open. It is already dropped; its worker is free."""
+
+    time: float
+    ticket: Ticket
+    reason: str = WITHDRAWN
 
 
 class Rebound(NamedTuple):
@@ -110,7 +122,17 @@ class Rebound(NamedTuple):
 
 
 Event: TypeAlias = (
-    Arrived | Refused | Abandoned | WorkerJoined | WorkerLost | Timer | Exhausted | Pinned | Learned | Rebound
+    Arrived
+    | Refused
+    | Abandoned
+    | WorkerJoined
+    | WorkerLost
+    | Timer
+    | Exhausted
+    | Pinned
+    | Learned
+    | Rebound
+    | Withdrawn
 )
 
 
@@ -145,10 +167,10 @@ class Drop(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Abandon what a worker computes; its batch goes back to the ledger, and the worker is free.
+    """Abandon a worker's ticket; its batch goes back to the ledger, and the worker is free.
 
     It names the worker, since a worker has one ticket at a time and a policy learns a ticket's number only
-    when it arrives.
+    when the ticket arrives.
     """
 
     worker: int
@@ -164,7 +186,7 @@ class SetTimer(NamedTuple):
 
 
 class Choose(NamedTuple):
-    """From now on a version is made of so many arrivals. Nothing is carried out: it is for the trace."""
+    """From now on a version is made of `quorum` arrivals. The coordinator only writes it into the trace."""
 
     quorum: int
     reason: str

@@ -1,7 +1,8 @@
-"""Scripted faults: one language for every engine and test.
+"""Scripted faults: one language for every engine and test. Parts are joined by `;`.
 
-`lose:3@10` worker 3 is lost at 10 s; `join:3@25` it comes back (or a new worker joins); `crash:100,5` every
-worker is lost at random, once in 100 s on average, and comes back after 5 s. Parts are joined by `;`.
+lose:3@10      worker 3 is lost at 10 s
+join:3@25      worker 3 comes back at 25 s, or joins as a new worker
+crash:100,5    every worker is lost at random, once in 100 s on average, and comes back after 5 s
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FORM = "lose:3@10;join:3@25;crash:100,5"
 
 @dataclass(frozen=True)
 class Fault:
-    """One worker leaves or comes at a time."""
+    """One worker is lost or joins at a given time."""
 
     time: float
     worker: int
@@ -28,7 +29,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Faults:
-    """When workers leave and come back."""
+    """When workers are lost and join: a fixed script, random crashes, or both."""
 
     script: tuple[Fault, ...] = ()
     crash_every_s: float | None = None  # mean time between crashes of one worker
@@ -50,9 +51,9 @@ class Faults:
 
 
 def parse_faults(text: str) -> Faults:
-    """Read the text form."""
+    """The faults of a text such as `lose:3@10;join:3@25`."""
     script: list[Fault] = []
-    crash: tuple[float, float] | None = None
+    crash: tuple[float | None, float] = None, 0.0
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         one = re.fullmatch(r"(lose|join):(\d+)@(\d+\.?\d*|\.\d+)", part)
         every = re.fullmatch(r"crash:(\d+\.?\d*|\.\d+),(\d+\.?\d*|\.\d+)", part)
@@ -65,7 +66,4 @@ def parse_faults(text: str) -> Faults:
                 raise ValueError(part)
         except ValueError:
             raise BadInput(f"faults {text!r}: {part!r} is not understood; write e.g. {_FORM}") from None
-    script.sort(key=lambda fault: fault.time)
-    if crash is None:
-        return Faults(tuple(script), source=text)
-    return Faults(tuple(script), crash[0], crash[1], source=text)
+    return Faults(tuple(sorted(script, key=lambda fault: fault.time)), *crash, source=text)

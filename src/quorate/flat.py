@@ -1,4 +1,4 @@
-"""Many tensors in one contiguous buffer, so that a version of the parameters is one copy, not hundreds."""
+"""Many tensors in one contiguous buffer: copying a version of the parameters is one copy, not hundreds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from quorate.errors import BadInput
 
-ALIGNMENT_BYTES = 64  # a cache line, and what torch's own allocator gives: kernels take the same path
+ALIGNMENT_BYTES = 64  # a cache line, and the alignment of torch's own allocator: kernels take the same path
 
 
 class Layout:
-    """Where each tensor lies in a flat buffer of bytes; any mix of types."""
+    """The offset of each tensor in a flat buffer of bytes; types may be mixed."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.shapes = [tuple(tensor.shape) for tensor in tensors]
@@ -27,7 +27,7 @@ class Layout:
             self.nbytes += math.ceil(size / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def halved(self) -> Layout:
-        """The same elements at the same places, in 16 bits each."""
+        """The layout with the same elements in the same order, in 16 bits each."""
         if any(dtype != torch.float32 for dtype in self.dtypes):
             raise BadInput("a 16-bit wire (bf16) needs parameters of 32 bits, and this model has others; use fp32")
         other = Layout([])
@@ -36,7 +36,7 @@ class Layout:
         return other
 
     def runs(self, buffer: Tensor) -> list[Tensor]:
-        """All tensors of a buffer as few long vectors, one for each stretch of equal type; padding is part of them."""
+        """The buffer as a few long vectors, one for each run of tensors of equal type; padding is included."""
         found: list[Tensor] = []
         start = 0
         for place, dtype in enumerate(self.dtypes):
@@ -56,7 +56,7 @@ class Layout:
 
 
 class Flat:
-    """Tensors that live side by side in one buffer: `views[i]` is the i-th, `buffer` is all of them."""
+    """Tensors side by side in one buffer: `views[i]` is the i-th tensor, `buffer` holds the bytes of all."""
 
     def __init__(self, layout: Layout, device: torch.device, buffer: Tensor | None = None) -> None:
         self.layout = layout

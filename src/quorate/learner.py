@@ -1,4 +1,4 @@
-"""Turns gradients into the next version: parameters, optimizer, schedule, clipping and EMA."""
+"""Turns gradients into the next version: parameters, optimizer, schedule, clipping and moving average (EMA)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from quorate.task import BoundTask
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """How a gradient becomes an update, beyond what the task's optimizer and schedule say.
+    """Options for an update, in addition to the task's optimizer and schedule.
 
     clip_norm: scale the averaged gradient down to this global norm.
-    ema: keep a moving average of the parameters with this decay; evaluation then uses it.
+    ema: keep a moving average of the parameters with this decay; evaluation then uses the average.
     delay_compensation: λ of DC-ASGD (Zheng et al., 2017): g + λ·g⊙g⊙(w − w_read) for stale gradients.
     """
 
@@ -47,9 +47,9 @@ class Learning:
 
 
 class Learner:
-    """Owns the newest version. Gradients are put into `.grad` of `params`; `step` makes the next version.
+    """Owns the newest version. The engine puts gradients into `.grad` of `params`; `step` makes the next version.
 
-    part: which of the model's parameters it has, where others have the rest; those are emptied here.
+    part: the parameters that this learner holds, if the model is sharded; the parameters of other shards are emptied.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Learner:
         self.params = everything[part]
         self.optimizer = task.optimizer(everything)
         for parameter in set(everything).difference(self.params):
-            self._leave_to_others(parameter)
+            self._empty(parameter)
         self.flat = Flat.copy_of(self.params, device)
         self.point_at(self.flat)
         self.schedule = task.schedule(self.optimizer)
@@ -71,31 +71,35 @@ class Learner:
         #: Called when gradients are ready, before the optimizer's step.
         self.before_step: Callable[[], None] | None = None
 
-    def _leave_to_others(self, parameter: nn.Parameter) -> None:
-        """The optimizer was made of all parameters, since it may treat them differently by their place."""
+    def _empty(self, parameter: nn.Parameter) -> None:
+        """Free a parameter of another shard, also in the optimizer.
+
+        The optimizer is made with all parameters first, because a task may treat them differently by position.
+        """
         parameter.data = parameter.data.new_empty(0)
         self.optimizer.state.pop(parameter, None)
         for group in self.optimizer.param_groups:
             group["params"] = [one for one in group["params"] if one is not parameter]
 
     def point_at(self, flat: Flat) -> None:
-        """Let the model compute with the parameters in this buffer."""
+        """Make the model compute with the parameters in this buffer."""
         for parameter, view in zip(self.params, flat.views, strict=True):
             parameter.data = view
 
     # ------------------------------------------------------------ the update
 
     def step(self, norm: float | None = None, gradients: Sequence[Tensor] | None = None) -> None:
-        """The next version from the averaged gradient; `norm` is its global norm, if clipping is on.
+        """Make the next version from the averaged gradient.
 
-        gradients: tensors that hold all of it (default: the parameters' `.grad`).
+        norm: the gradient's global norm, if clipping is on and the caller knows it.
+        gradients: tensors that hold the whole gradient (default: the parameters' `.grad`).
         """
         clip = self.learning.clip_norm
         if clip is not None:
-            there = self.gradients() if gradients is None else list(gradients)
-            norm = global_norm(there) if norm is None else norm
+            clipped = self.gradients() if gradients is None else list(gradients)
+            norm = global_norm(clipped) if norm is None else norm
             if norm > clip:
-                torch._foreach_mul_(there, clip / norm)
+                torch._foreach_mul_(clipped, clip / norm)
         if self.before_step is not None:
             self.before_step()
         self.optimizer.step()
@@ -108,22 +112,22 @@ class Learner:
         if self.average is not None:
             assert self.learning.ema is not None
             average, newest = self.average.views, self.flat.views
-            if self.flat.buffer.is_cuda:  # as few long vectors, since every call costs time there
+            if self.flat.buffer.is_cuda:  # in a few long vectors, since each tensor costs a kernel launch there
                 average, newest = (flat.layout.runs(flat.buffer) for flat in (self.average, self.flat))
             torch._foreach_lerp_(average, newest, 1.0 - self.learning.ema)
 
     def skip(self) -> None:
-        """A version with nothing to apply: only the count and the schedule move."""
+        """Make a version without an update: only the version number and the schedule advance."""
         self.version += 1
         if self.schedule is not None:
-            with warnings.catch_warnings():  # torch expects a step of the optimizer before each of the schedule
+            with warnings.catch_warnings():  # torch warns if the schedule steps without the optimizer
                 warnings.simplefilter("ignore")
                 self.schedule.step()
 
     def plain_sgd_rate(self) -> float | None:
-        """The learning rate, where a step is parameters − rate·gradient and nothing else; None where it is more.
+        """The learning rate if a step is exactly parameters − rate·gradient, else None.
 
-        Whoever has the gradient in pieces may then make the step himself, and say so with `stepped`.
+        A caller that has the gradient in pieces may then step the parameters itself, and call `stepped`.
         """
         optimizer = self.optimizer
         if type(optimizer) is not torch.optim.SGD or self.learning.clip_norm is not None:
@@ -138,16 +142,16 @@ class Learner:
         return float(group["lr"])
 
     def stepped(self) -> None:
-        """The parameters were moved from outside: what else a step does."""
+        """Do the rest of a step after the caller has updated the parameters itself."""
         self.skip()
         self._average_in()
 
     def norm_for_clipping(self) -> float | None:
-        """The global norm of the gradient in `.grad`, where clipping will want it."""
+        """The global norm of the gradient in `.grad`; None if clipping is off and nothing needs it."""
         return None if self.learning.clip_norm is None else global_norm(self.gradients())
 
     def gradients(self) -> list[Tensor]:
-        """The gradients that exist; a parameter the loss does not reach has none."""
+        """The gradients that exist; a parameter that the loss does not depend on has none."""
         return [parameter.grad for parameter in self.params if parameter.grad is not None]
 
     def clear_gradients(self) -> None:
@@ -158,7 +162,7 @@ class Learner:
 
     @contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
-        """The model as it is evaluated: with the averaged parameters, where there are any."""
+        """The model to evaluate: with the averaged parameters, if an average is kept."""
         if self.average is None:
             yield self.model
             return
@@ -173,7 +177,7 @@ class Learner:
         return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     def average_dict(self) -> dict[str, Tensor] | None:
-        """The same with the averaged parameters, where there are any."""
+        """A copy of the averaged parameters and the buffers, by name; None if no average is kept."""
         if self.average is None:
             return None
         with self.evaluation():
@@ -182,7 +186,7 @@ class Learner:
     # ------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Copies of everything a resumed run needs."""
+        """Copies of the state that a resumed run needs."""
         return {
             "version": self.version,
             "model": self.state_dict(),
@@ -212,7 +216,7 @@ def global_norm(tensors: Sequence[Tensor]) -> float:
         norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors)))))
     if math.isfinite(norm):
         return norm
-    # A square may have overflowed; in double precision those of smaller types cannot.
+    # A square may have overflowed. In double precision, squares of smaller types cannot overflow.
     return _root(sum(map(_square, tensors)))
 
 
@@ -229,29 +233,31 @@ def _root(total: float) -> float:
     return math.sqrt(total) if total >= 0 else math.nan
 
 
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor, copied if it is not aligned: BLAS may round differently by alignment."""
+    return tensor if tensor.data_ptr() % ALIGNMENT_BYTES == 0 else tensor.clone()
+
+
 def squares(tensors: Sequence[Tensor]) -> list[float]:
-    """The square of each tensor's 2-norm. Where tensors are in several places, their norm is of all of these."""
-    found = [
-        _dot(one if one.data_ptr() % ALIGNMENT_BYTES == 0 else one.clone()) if one.dtype == torch.float32 else math.inf
-        for one in tensors
-    ]
+    """The square of each tensor's 2-norm. `norm_of_squares` combines the squares of several shards."""
+    found = [_dot(_aligned(one)) if one.dtype == torch.float32 else math.inf for one in tensors]
     return [value if math.isfinite(value) else _square(one) for value, one in zip(found, tensors, strict=True)]
 
 
 def norm_of_squares(found: Sequence[float]) -> float:
-    """The norm of all tensors together; for those of 32 bits, with the bits that `global_norm` gives."""
+    """The norm of all tensors together; for 32-bit tensors it is bitwise equal to `global_norm`."""
     return _root(sum(found))
 
 
 def squared_norm(tensors: Sequence[Tensor]) -> float:
-    """The squared 2-norm, with the same bits wherever the same numbers lie: BLAS may round by how they are aligned."""
-    norm = global_norm([one if one.data_ptr() % ALIGNMENT_BYTES == 0 else one.clone() for one in tensors])
+    """The squared 2-norm, bitwise equal wherever in memory the tensors are."""
+    norm = global_norm([_aligned(one) for one in tensors])
     return norm * norm
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """No NaN and no Inf. A finite sum has neither among its terms; it costs half of what a norm does."""
-    if tensors and tensors[0].is_cuda:  # one wait for the device, not one a tensor
+    """Whether no element is NaN or Inf. A finite sum proves it, at half the cost of a norm."""
+    if tensors and tensors[0].is_cuda:  # one synchronization with the device, not one a tensor
         total = float(torch.stack(torch._foreach_norm(list(tensors))).sum())
     else:
         total = 0.0
@@ -261,12 +267,12 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def digest(tensors: dict[str, Tensor]) -> str:
-    """A fingerprint of parameters: equal if and only if names, types, shapes and every bit are."""
+    """A fingerprint of parameters: equal if and only if names, types, shapes and all bits are equal."""
     sha = hashlib.sha256()
     for name, tensor in tensors.items():
         data = tensor.detach().cpu().contiguous()
         sha.update(f"{name}|{data.dtype}|{tuple(data.shape)}|".encode())
-        # Straight from memory, since torch gives bytes only through numpy, which may not be installed.
+        # Read from memory: torch gives bytes only through numpy, which may not be installed.
         sha.update((ctypes.c_char * (data.numel() * data.element_size())).from_address(data.data_ptr()))
     return sha.hexdigest()
 

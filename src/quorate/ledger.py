@@ -1,8 +1,8 @@
-"""Which samples were used: each exactly once per epoch, whatever is dropped or dies.
+"""The ledger of batches: each sample is used exactly once per epoch, whichever gradients are dropped or lost.
 
-An epoch is a seeded permutation of the samples, cut into batches. A ticket borrows a batch; applying it spends
-the batch, dropping or losing it gives the batch back to the front of the queue. The order of the batches does
-not depend on how many workers there are.
+An epoch is a seeded permutation of the samples, cut into batches. A ticket borrows a batch. Applying the ticket
+spends the batch; dropping or losing the ticket gives the batch back to the front of the queue. The order of the
+batches does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quorate.errors import BadInput
 from quorate.events import Ticket
 from quorate.seeds import GOLDEN64, derive
 
-#: A batch is pinned when, drops being random, so many in a row would be as rare as this.
+#: A batch is pinned after as many drops in a row as would happen by chance with this probability.
 PIN_CHANCE = 1e-6
 PIN_AFTER_AT_LEAST = 3
 #: A batch whose gradient was refused (NaN or Inf) this often is set aside for the epoch.
@@ -35,7 +35,7 @@ class Loan(NamedTuple):
 
 
 class Ledger:
-    """Lends batches and counts what was used.
+    """Lends batches and counts drops and uses.
 
     samples: size of the data set, or None for an endless stream in which an index is a seed.
     epochs: how many epochs to lend (None: no end).
@@ -70,18 +70,18 @@ class Ledger:
         self._drops: dict[int, int] = {}  # of batches not yet spent
         self._refusals: dict[int, int] = {}
         self._out = 0  # batches lent and not yet back
-        # What pinning asks: how often is a batch dropped by chance? One imagined spend, so that it is never 1.
+        # For the rate of drops, which pinning compares with. It starts with one fictitious spend, so it is never 1.
         self._spent_count, self._drop_count = 1, 0
         self._pin_after = PIN_AFTER_AT_LEAST
-        self._known: tuple[int, list[int]] | None = None  # the epoch last asked for, and its order
+        self._known: tuple[int, list[int]] | None = None  # cache: the epoch last asked for, and its order
 
     # ------------------------------------------------------------ lending
 
     def borrow(self, round: int | None, worker: int | None = None) -> Loan | None:
-        """The next batch: one that came back, else a fresh one; None when there is none for this round.
+        """The next batch: a returned one, else a fresh one; None if there is no batch for this round.
 
-        The fresh batches of one round come from one epoch, so the last round of an epoch takes what is left. Who
-        asks makes no difference here; there are ledgers where it does.
+        The fresh batches of one round come from one epoch, so the last round of an epoch may be short. `worker`
+        makes no difference here; subclasses may use it.
         """
         if self._returned:
             batch = self._returned.popleft()
@@ -123,7 +123,7 @@ class Ledger:
                 self._refusals.pop(ticket[4], None)
 
     def give_back(self, batch: int) -> None:
-        """The batch was dropped: it goes to the front of the queue, and is pinned if that is no accident."""
+        """The batch was dropped: it goes to the front of the queue. It is pinned after too many drops for chance."""
         self._out -= 1
         self._returned.append(batch)
         self._drops[batch] = self._drops.get(batch, 0) + 1
@@ -133,7 +133,7 @@ class Ledger:
             self._pin_after = max(PIN_AFTER_AT_LEAST, math.ceil(math.log(PIN_CHANCE) / math.log(rate)))
 
     def lose(self, batch: int) -> None:
-        """The batch was lost with its worker: it goes to the front of the queue. That says nothing of the batch."""
+        """The batch was lost with its worker: it goes to the front of the queue, and no drop is counted."""
         self._out -= 1
         self._returned.append(batch)
 
@@ -141,7 +141,7 @@ class Ledger:
         """The batch gave NaN or Inf: try it again last. False if it did so too often and is given up."""
         self._out -= 1
         if self.batches_per_epoch is None:
-            return False  # a stream has always another
+            return False  # a stream always has another batch
         times = self._refusals[batch] = self._refusals.get(batch, 0) + 1
         if times >= REFUSALS_ALLOWED:
             del self._refusals[batch]
@@ -157,7 +157,7 @@ class Ledger:
             return False
         return self._next == self.epochs * self.batches_per_epoch and not self._returned and not self._set_aside
 
-    # ------------------------------------------------------------ what is in a batch
+    # ------------------------------------------------------------ contents of a batch
 
     def size(self, batch: int) -> int:
         """How many samples a batch holds; the last of an epoch may be short."""
@@ -183,7 +183,7 @@ class Ledger:
     # ------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Everything a resumed run needs, as JSON values. What is on loan is given back by its tickets."""
+        """The state that a resumed run needs, as JSON values. Open tickets give their batches back after a resume."""
         return {
             "next": self._next,
             "stop_at": self._stop_at,
@@ -211,7 +211,7 @@ class Ledger:
 def shuffled(count: int, key: int, device: torch.device | None = None) -> Tensor:
     """The numbers 0 … count−1 in an order drawn by `key`, the same on every machine and release of torch.
 
-    They are sorted by a hash, mix64 again, in whole numbers that wrap around as 64-bit ones do.
+    They are sorted by a hash: `seeds.mix64`, computed with signed 64-bit tensors that wrap around.
     """
     z = torch.arange(count, dtype=torch.int64, device=device) * _signed(GOLDEN64) + _signed(key)
     z = (z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9)

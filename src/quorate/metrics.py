@@ -1,4 +1,4 @@
-"""What a run was like, computed from its trace alone, in memory that does not grow with the run.
+"""Metrics of a run, computed from its trace alone, in memory that does not grow with the run.
 
 `Metrics` is a recorder: it can watch a run as it goes on or read a trace afterwards, with the same result.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from quorate.trace import Recorder, Update, feed, own_seconds, read_trace, works
 _VERSION, _SAMPLES = itemgetter(3), itemgetter(5)  # of a ticket
 _BINS_PER_E = 1000  # of a histogram: 0.1 % wide
 _CURVE_POINTS = 4096
+_CHUNK = 1024  # batches
 
 
 class Histogram:
@@ -30,7 +32,7 @@ class Histogram:
 
     def add(self, value: float) -> None:
         key = int(math.log(value) * _BINS_PER_E) if value > 1e-12 else -(10**6)
-        self.count += 1  # not before: what has no logarithm is not counted
+        self.count += 1  # after the logarithm, which raises for NaN and infinity
         self.total += value
         self._bins[key] = self._bins.get(key, 0) + 1
 
@@ -51,7 +53,7 @@ class Histogram:
 
 
 class Curve:
-    """A bounded number of points of a long series: when full, every other one goes."""
+    """A bounded number of points of a long series: when it is full, every other point is removed."""
 
     def __init__(self) -> None:
         self.points: list[tuple[float, int, int, float]] = []  # time, version, samples, value
@@ -68,7 +70,7 @@ class Curve:
 
 
 class Evaluation(NamedTuple):
-    """What the task measured of a version."""
+    """The task's measures of a version."""
 
     time: float
     version: int
@@ -76,35 +78,24 @@ class Evaluation(NamedTuple):
     measures: dict[str, float]
 
 
-class Work:
+@dataclass(slots=True, eq=False)
+class WorkerTotals:
     """Seconds and tickets of one worker."""
 
-    __slots__ = (
-        "arrived",
-        "compute_s",
-        "dropped",
-        "joined_at",
-        "live_s",
-        "lost",
-        "started_at",
-        "unused",
-        "version",
-        "wasted_s",
-    )
-
-    def __init__(self) -> None:
-        self.compute_s = 0.0  # all of it
-        self.wasted_s = 0.0  # on tickets that were not applied
-        self.live_s = 0.0
-        self.joined_at: float | None = None
-        self.arrived = self.dropped = self.lost = 0  # tickets
-        self.unused = 0  # arrived, but then dropped or lost
-        self.version = -1  # the one it has; reading it again costs no bytes
-        self.started_at = 0.0  # its ticket in flight
+    compute_s: float = 0.0  # on all tickets
+    wasted_s: float = 0.0  # on tickets that were not applied
+    live_s: float = 0.0
+    joined_at: float | None = None
+    arrived: int = 0
+    dropped: int = 0
+    lost: int = 0
+    unused: int = 0  # tickets that arrived, but were then dropped or lost
+    version: int = -1  # that the worker has read; reading it again costs no bytes
+    started_at: float = 0.0  # of its ticket in flight
 
     @property
     def applied(self) -> int:
-        """Tickets that made a version (or still wait to)."""
+        """Tickets that made a version or still wait to."""
         return self.arrived - self.unused
 
     @property
@@ -122,19 +113,19 @@ class Metrics(Recorder):
         self.updates = 0
         self.update_seconds = Histogram()
         self.staleness: dict[int, int] = {}  # of applied tickets
-        self.drops: dict[str, int] = {}  # by reason; cancelled and refused ones too
+        self.drops: dict[str, int] = {}  # by reason; cancelled and refused tickets included
         self.cancelled_tickets = 0
         self.applied_tickets = self.dropped_tickets = self.lost_tickets = self.refused_tickets = 0
         self.samples_applied = 0
         self.bytes_sent = self.bytes_used = 0
-        self.workers: dict[int, Work] = {}
+        self.workers: dict[int, WorkerTotals] = {}
         self.loss = Curve()
         self.last_loss: float | None = None
         self.evaluations: list[Evaluation] = []
         self.choices_made = 0  # by a policy that chooses its quorum
         self.last_choice: tuple[int, str] | None = None  # quorum, reason
         self.digest: str | None = None
-        self._seconds: dict[int, float] = {}  # arrived ticket, not yet ended -> how long it took
+        self._seconds: dict[int, float] = {}  # arrived ticket, not yet ended -> seconds it took
         self._had_version: set[int] = set()  # open tickets whose worker had read their version before
         self._last_apply = 0.0
         self._arrivals_in_round = 0
@@ -143,20 +134,20 @@ class Metrics(Recorder):
         self._size = 0  # bytes of a version, and of a gradient
         self._distinct = DistinctSamples(None)
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events of the run
 
     def run(self, header: dict[str, Any]) -> None:
         self.header = header
         self._works_ahead = works_ahead(header)
         self._size = header.get("parameter_bytes") or 0
-        if self._works_ahead:  # nothing goes to and from a server: an all-reduce moves it all, once an update
+        if self._works_ahead:  # there is no server: one all-reduce an update moves all bytes
             self._size, self._reduced_bytes = 0, 2 * (header["workers"] - 1) * self._size
         self._distinct = DistinctSamples(header)
 
     def joined(self, time: float, worker: int, incarnation: int) -> None:
         work = self.workers.get(worker)
         if work is None:
-            work = self.workers[worker] = Work()
+            work = self.workers[worker] = WorkerTotals()
         work.joined_at, work.version = time, -1
 
     def started(self, time: float, ticket: Ticket) -> None:
@@ -196,11 +187,11 @@ class Metrics(Recorder):
             number, _, _, read, _, samples = tickets[0]
             staleness[before - read] = staleness.get(before - read, 0) + 1
             del seconds[number]
-        else:  # a round may have ten thousand: loops that run in C
+        else:  # a round may have ten thousand tickets, so the loops run in C
             samples = sum(map(_SAMPLES, tickets))
             for read, count in Counter(map(_VERSION, tickets)).items():
                 staleness[before - read] = staleness.get(before - read, 0) + count
-            if len(seconds) == len(tickets):  # nobody else waits
+            if len(seconds) == len(tickets):  # no other ticket waits
                 seconds.clear()
             else:
                 for ticket in tickets:
@@ -233,7 +224,7 @@ class Metrics(Recorder):
         if seconds is None:
             seconds = self._stopped(time, ticket)
             self.bytes_sent += self._size
-        else:  # it had arrived, and was found out only when it was applied
+        else:  # it had arrived, and NaN or Inf was found only when it was applied
             self.workers[ticket.worker].unused += 1
         self.refused_tickets += 1
         self._count_drop(ticket, seconds, "its gradient held NaN or Inf")
@@ -255,7 +246,7 @@ class Metrics(Recorder):
             self._had_version.discard(ticket.id)
 
     def _stopped(self, time: float, ticket: Ticket) -> float:
-        """A ticket in flight ended: how long its worker was at it."""
+        """A ticket in flight ended; returns the seconds that its worker spent on it."""
         work = self.workers[ticket.worker]
         seconds = time - work.started_at
         work.compute_s += seconds
@@ -280,7 +271,7 @@ class Metrics(Recorder):
                 work.live_s += time - work.joined_at
                 work.joined_at = None
 
-    # ------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------ results
 
     def kth_arrival_means(self) -> list[float]:
         """Mean seconds from a version to its k-th arrival, k = 1, 2, …"""
@@ -302,7 +293,7 @@ class Metrics(Recorder):
         return sum(behind * times for behind, times in self.staleness.items()) / count if count else 0.0
 
     def _last_measures(self) -> dict[str, float | None]:
-        """What JSON can hold of the last evaluation: NaN and Inf become null."""
+        """The last evaluation for JSON: NaN and Inf become null."""
         measures = self.evaluations[-1].measures if self.evaluations else {}
         return {name: value if math.isfinite(value) else None for name, value in measures.items()}
 
@@ -315,11 +306,7 @@ class Metrics(Recorder):
             "workers": self.header.get("workers"),
             "updates": self.updates,
             "seconds": self.seconds,
-            "update_seconds": {
-                "mean": times.mean,
-                "median": times.quantile(0.5),
-                "p99": times.quantile(0.99),
-            },
+            "update_seconds": {"mean": times.mean, "median": times.quantile(0.5), "p99": times.quantile(0.99)},
             "tickets": {
                 "applied": self.applied_tickets,
                 "dropped": self.dropped_tickets,
@@ -330,11 +317,7 @@ class Metrics(Recorder):
             },
             "samples": {"applied": self.samples_applied, "distinct": self._distinct.count()},
             "staleness": {"mean": self.staleness_mean(), "max": max(self.staleness, default=0)},
-            "bytes": {
-                "sent": self.bytes_sent,
-                "used": self.bytes_used,
-                "wasted": self.bytes_sent - self.bytes_used,
-            },
+            "bytes": {"sent": self.bytes_sent, "used": self.bytes_used, "wasted": self.bytes_sent - self.bytes_used},
             "worker_seconds": {
                 "compute": sum(one.compute_s for one in work),
                 "wasted": sum(one.wasted_s for one in work),
@@ -348,13 +331,14 @@ class Metrics(Recorder):
 
 
 class DistinctSamples:
-    """How many different samples were applied, from the batches applied and the header's description of the data."""
+    """Counts distinct samples applied, from the batches applied and the header's description of the data."""
 
     def __init__(self, header: dict[str, Any] | None) -> None:
-        self._endless = 0
-        self._epochs: dict[int, bytearray] = {}
+        self._endless = 0  # samples of a stream, which are all distinct
+        self._used: dict[int, bytearray] = {}  # in chunks, so that memory grows with the batches used, not with all
+        self._by_epoch: dict[int, list[int]] = {}  # epoch -> distinct batches, samples in them
         self._ledger: Ledger | None = None
-        self._whole = False  # an epoch was applied whole: every sample was
+        self._whole = False  # all batches of an epoch were applied, hence every sample
         if header is not None and header.get("samples") is not None:
             self._ledger = Ledger(header["samples"], header["batch_size"], seed=header["seed"])
 
@@ -367,30 +351,36 @@ class DistinctSamples:
         per_epoch = self._ledger.batches_per_epoch
         assert per_epoch is not None
         for ticket in tickets:
-            epoch, place = divmod(ticket[4], per_epoch)
-            used = self._epochs.get(epoch)
-            if used is None:
-                used = self._epochs[epoch] = bytearray(per_epoch)
-            used[place] = 1
-            if place == per_epoch - 1 or ticket is tickets[-1]:
-                self._whole = self._whole or 0 not in used
+            batch = ticket[4]
+            chunk = self._used.get(batch // _CHUNK)
+            if chunk is None:
+                chunk = self._used[batch // _CHUNK] = bytearray(_CHUNK)
+            if chunk[batch % _CHUNK]:
+                continue
+            chunk[batch % _CHUNK] = 1
+            counts = self._by_epoch.setdefault(batch // per_epoch, [0, 0])
+            counts[0] += 1
+            counts[1] += self._ledger.size(batch)
+            self._whole = self._whole or counts[0] == per_epoch
 
     def count(self) -> int:
         if self._ledger is None:
             return self._endless
-        assert self._ledger.batches_per_epoch is not None and self._ledger.samples is not None
-        if self._whole or any(0 not in used for used in self._epochs.values()):
+        assert self._ledger.samples is not None
+        if self._whole:
             return self._ledger.samples
+        if len(self._by_epoch) < 2:
+            return sum(samples for _, samples in self._by_epoch.values())
         seen: set[int] = set()
-        for epoch, used in self._epochs.items():
-            for place, there in enumerate(used):
-                if there:
-                    seen.update(self._ledger.indices(epoch * self._ledger.batches_per_epoch + place))
+        for number, chunk in sorted(self._used.items()):
+            for place, is_used in enumerate(chunk):
+                if is_used:
+                    seen.update(self._ledger.indices(number * _CHUNK + place))
         return len(seen)
 
 
 class KthArrivals(Recorder):
-    """Every round's arrival times, for distributions: `times[k-1]` are the seconds to the k-th arrival."""
+    """Every round's arrival times, for distributions: `times[k-1]` lists the seconds to the k-th arrival."""
 
     def __init__(self) -> None:
         self.times: list[list[float]] = []

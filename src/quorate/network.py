@@ -1,4 +1,4 @@
-"""Time for communication: bytes over a bandwidth plus a latency, per worker and at the servers."""
+"""Communication times of a simulated cluster: bytes over a bandwidth plus a latency, per worker and at the servers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from quorate.errors import BadInput, check_at_least
 
-_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
 _FORM = "bandwidth=1Gbps,latency=0.5ms,server=10Gbps,shards=8"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A star: every worker has its own link, and all share the servers', one for each shard of the model.
+    """A star: every worker has its own link, and all workers share the links of the servers, one per shard.
 
     Parameters go out and gradients come in. A transfer takes `latency_s` plus the time of the slower of the
     two links; a server's link serves one transfer after the other in each direction. inf: no limit.
 
-    Shards are of equal size, on machines of their own, and a worker asks all of them at the same moment. So their
-    links always have the same queue, and one stands for all: it carries 1/shards of the bytes.
+    Shards are of equal size, each on its own machine, and a worker asks all of them at the same moment. So their
+    links always have the same queue. One link is simulated for all of them: it carries 1/shards of the bytes.
     """
 
     bandwidth: float = math.inf  # bytes per second of a worker's link, each direction
@@ -53,7 +53,7 @@ class Network:
         return size_bytes / self.shards / self.server_bandwidth
 
     def text(self) -> str:
-        """The text form; `parse_network` reads it."""
+        """The inverse of `parse_network`."""
         return (
             f"bandwidth={_rate_text(self.bandwidth)},latency={self.latency_s * 1e3:.12g}ms,"
             f"server={_rate_text(self.server_bandwidth)}" + (f",shards={self.shards}" if self.shards > 1 else "")
@@ -61,7 +61,10 @@ class Network:
 
 
 def parse_network(text: str) -> Network:
-    """`bandwidth=1Gbps,latency=0.5ms,server=10Gbps,shards=8`, each part optional. bps are bits, B/s are bytes."""
+    """The network of a text: `bandwidth=1Gbit,latency=0.5ms,server=10GbE,shards=8`; b is a bit, B a byte.
+
+    Each part is optional.
+    """
     found: dict[str, Any] = {}
     names = {"bandwidth": "bandwidth", "server": "server_bandwidth", "latency": "latency_s", "shards": "shards"}
     readers: dict[str, Callable[[str, str], float]] = {"latency": _seconds, "shards": _count}
@@ -74,13 +77,15 @@ def parse_network(text: str) -> Network:
 
 
 def _rate(text: str, value: str) -> float:
+    if value.strip() == "inf":
+        return math.inf
     match = re.fullmatch(
-        r"(inf|(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*([KMGT]?)(bps|bit/s|B/s)", value.strip(), re.IGNORECASE
+        rf"({_NUMBER}|inf)\s*((?i:[KMGT]i?)?)((?i:bps|bits?(?:/s)?|igE|bE)|b(?:/s)?|B(?:/s|ps))", value.strip()
     )
     if match is None:
-        raise BadInput(f"network {text!r}: {value!r} is not a rate; write e.g. 1Gbps, 250Mbit/s or 125MB/s")
-    bits = match[3].lower() in ("bps", "bit/s")
-    return float(match[1]) * _UNITS[match[2].upper()] / (8 if bits else 1)
+        raise BadInput(f"network {text!r}: {value!r} is not a rate; write e.g. 1Gbit, 10GbE, 250Mbps or 125MB/s")
+    in_bytes = match[3] in ("B/s", "Bps")
+    return float(match[1]) * _UNITS[match[2].upper()] / (1 if in_bytes else 8)
 
 
 def _seconds(text: str, value: str) -> float:

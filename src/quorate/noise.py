@@ -1,4 +1,4 @@
-"""The gradient noise scale: how many samples a batch needs before more of them stop helping.
+"""The gradient noise scale: the batch size in samples beyond which more samples help little.
 
 B_noise = tr(Σ)/|G|², where G is the true gradient and Σ the covariance of one sample's gradient (McCandlish et
 al., 2018, "An Empirical Model of Large-Batch Training"). Updates to a target ≈ S_min·(1 + B_noise/batch).
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-#: Norms are taken of every so many versions, and of the first few, so that they cost next to nothing.
+#: Norms are measured on every 16th version and on the first 4, so that they cost next to nothing.
 EVERY, FIRST = 16, 4
 
 _MEMORY = 32  # measurements that the running means remember: the noise scale grows while training goes on
@@ -17,7 +17,7 @@ _ENOUGH = 4  # measurements before an estimate is given
 
 
 class Norms(NamedTuple):
-    """Squared norms of one gradient, and of the mean that it is part of."""
+    """Squared norms of one gradient, and of the averaged gradient that it is part of."""
 
     first_sq: float
     first_samples: int
@@ -26,17 +26,17 @@ class Norms(NamedTuple):
 
     @property
     def is_usable(self) -> bool:
-        """Whether two equations can be made of it: more than one arrival, and nothing that overflowed."""
+        """Whether they give two equations: there was more than one arrival, and no norm overflowed."""
         return self.samples > self.first_samples and math.isfinite(self.first_sq) and math.isfinite(self.mean_sq)
 
 
 def is_measured(version: int, every: int = EVERY) -> bool:
-    """Whether norms are taken of the update that starts from this version; a replay takes them of the same."""
+    """Whether norms are measured on the update of this version; a replay measures the same updates."""
     return version % every == 0 or version < FIRST
 
 
 def signal_and_noise(norms: Norms) -> tuple[float, float]:
-    """Unbiased estimates of |G|² and tr(Σ) from one measurement; either may come out negative.
+    """Unbiased estimates of |G|² and tr(Σ) from one measurement; either may be negative.
 
     With B samples in one arrival and S in all of them, E‖g₁‖² = |G|² + tr(Σ)/B and E‖ḡ‖² = |G|² + tr(Σ)/S.
     """
@@ -54,7 +54,7 @@ class NoiseScale:
         self._noise = 0.0  # tr(Σ)
 
     def add(self, norms: Norms) -> None:
-        """Take in one measurement, if it is usable."""
+        """Add one measurement, if it is usable."""
         if not norms.is_usable:
             return
         signal, noise = signal_and_noise(norms)
@@ -65,14 +65,14 @@ class NoiseScale:
 
     @property
     def value(self) -> float | None:
-        """The noise scale in samples; None as long as the gradient does not stand out from its noise."""
+        """The noise scale in samples; None while there are too few measurements or |G|² is not positive."""
         if self._count < _ENOUGH or self._signal <= 0:
             return None
         scale = max(0.0, self._noise) / self._signal
         return scale if math.isfinite(scale) else None
 
     def state(self) -> list[float]:
-        """Everything it remembers, as JSON values."""
+        """The running means, as JSON values."""
         return [self._count, self._signal, self._noise]
 
     def restore(self, state: list[float]) -> None:

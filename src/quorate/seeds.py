@@ -1,6 +1,6 @@
 """Randomness as a pure function: the same (seed, stream, coordinates) give the same draw, in any order.
 
-Nothing here has state, so a run can be resumed, replayed or repeated on another engine and draw the same
+No function here has state. So a run that is resumed, replayed or repeated on another engine draws the same
 numbers, and two policies compared on one seed meet the same slow workers.
 """
 
@@ -30,7 +30,7 @@ def derive(seed: int, stream: str, *coordinates: int) -> int:
 
 def uniform(key: int, index: int) -> float:
     """The index-th draw from U(0,1) of the stream `key` (made by `derive`); never 0 and never 1."""
-    # mix64 written out: this runs once per ticket, and a call would double its cost.
+    # mix64 is inlined: this runs once per ticket, and a call would double its cost.
     z = (key + index * GOLDEN64) & MASK64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK64

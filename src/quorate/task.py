@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import sys
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from quorate.errors import BadInput, check_at_least, unknown_name
+from quorate.errors import BadInput, check_at_least, close_to, unknown_name
+from quorate.recorded_code import code_to_run
 
 READY_TASKS = {
     "digits": "quorate.tasks.digits:Digits",
@@ -55,7 +57,7 @@ class Task:
 
 
 class BoundTask:
-    """A user's task, checked, with the optional parts filled in. Engines use this one only."""
+    """A user's task, checked, with the optional parts filled in. Engines use only this class."""
 
     def __init__(
         self, task: Any, batch_size: int | None = None, name: str | None = None, source: str | None = None
@@ -72,8 +74,11 @@ class BoundTask:
                 )
         self.task = task
         self.name = name or type(task).__name__
-        #: A text by which another process can load the same task; None: it was given as an object.
+        #: The text by which another process can load the same task; None if the task was given as an object.
         self.source = source
+        where = (source or "").rpartition(":")[0]
+        #: The absolute path of `file.py:Class`, to find the task from another folder.
+        self.file = str(Path(where).absolute()) if where.endswith(".py") else None
         size = batch_size if batch_size is not None else getattr(task, "batch_size", Task.batch_size)
         self.batch_size = check_at_least("batch_size", size, 1)
         self._data: Any = None
@@ -82,7 +87,7 @@ class BoundTask:
     # ------------------------------------------------------------ model and optimizer
 
     def model(self, seed: int, device: torch.device) -> nn.Module:
-        """The model with its parameters drawn from the run's seed; the caller's random state is left alone."""
+        """The model, with parameters drawn from the run's seed; the caller's random state does not change."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = self.task.model()
@@ -92,6 +97,17 @@ class BoundTask:
             raise BadInput(f"task {self.name}: the model has lazy parameters without a shape; run it once in model()")
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise BadInput(f"task {self.name}: the model has no parameter to train")
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if tensor.is_meta:
+                raise BadInput(
+                    f"task {self.name}: {name} is on the meta device, which holds no numbers; "
+                    f"make the model on the CPU in model(), or fill it there after to_empty(device='cpu')"
+                )
+            if tensor.is_complex() and tensor.requires_grad:
+                raise BadInput(
+                    f"task {self.name}: {name} is a complex parameter, and gradients are summed as real numbers; "
+                    f"train torch.view_as_real of it, and use torch.view_as_complex in forward()"
+                )
         return model.to(device)
 
     def optimizer(self, params: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -100,6 +116,13 @@ class BoundTask:
             raise BadInput(f"task {self.name}: optimizer() gave a {type(optimizer).__name__}, not a torch.optim one")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise BadInput("LBFGS evaluates the loss inside its step, which no worker can do for it; use another")
+        given = set(params)
+        other = sum(one not in given for group in optimizer.param_groups for one in group["params"])
+        if other:
+            raise BadInput(
+                f"task {self.name}: the optimizer has {other} parameter{'' if other == 1 else 's'} that optimizer() "
+                f"was not given; make it of those it gets, e.g. torch.optim.SGD(params, lr=0.1)"
+            )
         return optimizer
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> Any | None:
@@ -128,27 +151,25 @@ class BoundTask:
         return self._data
 
     def samples(self) -> int | None:
-        """How many samples there are; None for a stream."""
+        """The number of samples; None for a stream."""
         return len(self.data) if hasattr(self.data, "__len__") else None
 
     def on_device(self, device: torch.device) -> None:
-        """Data that is all tensors goes to the device once, instead of sample by sample and batch by batch."""
+        """Move a TensorDataset to the device once, instead of batch by batch."""
         if type(self.data) is TensorDataset and getattr(self.task, "collate", None) is None:
             self._tensors = [tensor.to(device) for tensor in self.data.tensors]
 
     @property
     def index_device(self) -> torch.device:
-        """Where indices of samples are wanted: beside data that is all tensors, else on the CPU."""
+        """The device for sample indices: that of the data after `on_device`, else the CPU."""
         return torch.device("cpu") if self._tensors is None else self._tensors[0].device
 
     def batch(self, indices: Tensor, device: torch.device) -> Any:
         """The samples of these indices [n], collated, on the device."""
         if self._tensors is not None:
             return [tensor.index_select(0, indices) for tensor in self._tensors]
-        data = self.data
         collate: Callable[[Any], Any] | None = getattr(self.task, "collate", None)
-        chosen = indices.tolist()
-        batch = (collate or default_collate)(_fetch(data, chosen))
+        batch = (collate or default_collate)(_fetch(self.data, indices.tolist()))
         return batch if device.type == "cpu" else to_device(batch, device)
 
     # ------------------------------------------------------------ loss and evaluation
@@ -167,7 +188,7 @@ class BoundTask:
     def evaluate(self, model: nn.Module, seed: int) -> dict[str, float]:
         """The task's own measures, e.g. accuracy on held-out data; empty without `evaluate`.
 
-        Random numbers it draws are seeded, and the caller's random state is left alone.
+        Random numbers that it draws are seeded, and the caller's random state does not change.
         """
         evaluate = getattr(self.task, "evaluate", None)
         if evaluate is None:
@@ -205,7 +226,7 @@ def _fetch(data: Any, indices: list[int]) -> list[Any]:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Tensors of a batch moved to the device, whatever lists, tuples and dicts hold them."""
+    """A batch with its tensors moved to the device, also those in lists, tuples and dicts."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
@@ -220,13 +241,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
 def load_task(text: str) -> Any:
     """A task by name: a ready one (`digits`), `file.py:Class` or `package.module:Class`."""
     place = READY_TASKS.get(text, text)
-    where, colon, class_name = place.rpartition(":")
-    if not colon:
+    if ":" not in place and not place.endswith(".py"):
         raise unknown_name("task", text, [*READY_TASKS, "file.py:Class", "package.module:Class"])
-    module = _load_file(where) if where.endswith(".py") else _load_module(where)
-    if not hasattr(module, class_name):
-        raise BadInput(f"task {text!r}: {where} has no class {class_name!r}")
-    found = getattr(module, class_name)
+    found = load_class("task", place)
     if not isinstance(found, type):
         return found
     try:
@@ -235,10 +252,40 @@ def load_task(text: str) -> Any:
         raise BadInput(f"task {text!r} cannot be made without arguments: {error}; give them defaults") from error
 
 
-def _load_file(path: str) -> Any:
+def load_class(kind: str, text: str) -> Any:
+    """The class of `file.py:Class` or `package.module:Class`; `kind` is "task" or "policy"."""
+    where, _, name = (text, "", "") if text.endswith(".py") else text.rpartition(":")
+    if not name:
+        raise BadInput(_which_class(kind, text))
+    module = _load_file(kind, where) if where.endswith(".py") else _load_module(kind, where)
+    if not hasattr(module, name):
+        known = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        hint = close_to(name, known) or (f"; it has: {', '.join(known)}" if known else "")
+        raise BadInput(f"{kind} {text!r}: {where} has no class {name!r}{hint}")
+    return getattr(module, name)
+
+
+def _which_class(kind: str, path: str) -> str:
+    """The error for a file that was named without a class. The file is parsed, not run."""
+    if not Path(path).is_file():
+        return f"{kind} file {path!r} does not exist; give file.py:Class"
+    try:
+        parsed = ast.parse(Path(path).read_bytes())
+    except (SyntaxError, ValueError) as error:
+        return f"{kind} file {path!r} cannot be read: {error}"
+    found = [f"{path}:{node.name}" for node in parsed.body if isinstance(node, ast.ClassDef)]
+    if not found:
+        return f"{kind} file {path!r} has no class; a {kind} is a class (docs/extending.md)"
+    return f"{kind} {path!r} does not say which class; write {' or '.join(found)}"
+
+
+def _load_file(kind: str, path: str) -> Any:
     file = Path(path)
     if not file.is_file():
-        raise BadInput(f"task file {path!r} does not exist; give file.py:Class")
+        raise BadInput(f"{kind} file {path!r} does not exist; give file.py:Class")
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is not None and Path(script).exists() and file.samefile(script):
+        return sys.modules["__main__"]  # the running script must not run again
     spec = importlib.util.spec_from_file_location(f"quorate_task_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -247,22 +294,30 @@ def _load_file(path: str) -> Any:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[spec.name]
-        raise BadInput(f"task file {path!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise BadInput(f"{kind} file {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     return module
 
 
-def _load_module(name: str) -> Any:
+def _load_module(kind: str, name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        raise BadInput(f"task module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise BadInput(f"{kind} module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def bind_task(task: Any, batch_size: int | None = None) -> BoundTask:
-    """A task given as an object, a class or a text, ready for an engine; its name is what a trace records."""
+    """The `BoundTask` of a task given as an object, a class or a text; traces record its name."""
     if isinstance(task, str):
         return BoundTask(load_task(task), batch_size, task, source=task)
     kind = task if isinstance(task, type) else type(task)
     place = f"{kind.__module__}:{kind.__qualname__}"
     ready = {known: name for name, known in READY_TASKS.items()}
     return BoundTask(task, batch_size, ready.get(place, place))
+
+
+def recorded_task(header: dict[str, Any]) -> str:
+    """The text of the task that a trace's header names; BadInput if the user must name that code again."""
+    task: str | None = header["task"]
+    if task is None:
+        raise BadInput("the run was made without gradients, so its trace names no task")
+    return task if task in READY_TASKS else code_to_run("task", task, header.get("task_file"))

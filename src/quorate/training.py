@@ -1,10 +1,11 @@
-"""The entry points: train a task under a policy on an engine, and go on with a run that broke off."""
+"""The entry points `train` and `resume`: train a task under a policy on an engine; continue an interrupted run."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,18 @@ from quorate.engines.ray import Ray
 from quorate.errors import BadInput, check_at_least
 from quorate.learner import Learning
 from quorate.ledger import Ledger
-from quorate.limits import Limits
-from quorate.outfolder import OldFolder, OutFolder
-from quorate.policies import BackupSync, Policy, make_policy
-from quorate.running import DEFAULT_PATIENCE_S, Manner, Progress, Result, run
+from quorate.out_folder import OLD_TRACE_FILE, OutFolder, RestartedFolder, ResumedFolder, take_old_trace_back
+from quorate.policies import Policy
+from quorate.policy_loading import as_policy, recorded_policy
+from quorate.run import DEFAULT_PATIENCE_S, Limits, Progress, Result, RunOptions, run
 from quorate.stopping import Stop
-from quorate.task import bind_task
-from quorate.trace import Recorder, read_header
+from quorate.task import bind_task, recorded_task
+from quorate.trace import Recorder, read_whole_header
 
 
 def train(
     task: Any,
-    policy: Policy,
+    policy: Policy | str,
     engine: Engine | int | None = None,
     *,
     updates: int | None = None,
@@ -48,21 +49,27 @@ def train(
 ) -> Result:
     """Train `task` under `policy` on `engine`.
 
-    `task` is an object or a class with the methods of `quorate.Task`, or the text `digits`, `file.py:Class` or
-    `package.module:Class`; with None no gradients are computed, only times, staleness, drops and bytes.
-    It ends after `updates`, after `epochs`, or when `until` holds ("accuracy>=0.95"), whichever comes first;
-    give at least one. `out` is a new folder for the trace, the summary and the parameters.
+    The run ends after `updates`, after `epochs`, or when `until` holds ("accuracy>=0.95"), whichever comes first;
+    give at least one of them.
 
-    engine: a number means so many local worker processes; None, as many as the policy names, or one a core.
+    task: an object or a class with the methods of `quorate.Task`, or the text `digits`, `file.py:Class` or
+        `package.module:Class`. With None no gradients are computed, only times, staleness, drops and bytes.
+    policy: a policy such as `BackupSync(6, 2)`; or a name as on the command line (`full-sync`, `file.py:Class`), if
+        it needs no arguments.
+    engine: an engine, or a number of local worker processes; None: as many as the policy names, or one a core.
+    out: a new folder for the trace, the summary and the parameters.
     samples: without a task, the size of the data whose epochs are counted (None: an endless stream).
     evaluate_every: updates between evaluations (by default some 100 in the run, and always the last).
-    patience_s: how long the run may have fewer live workers than the policy needs before it gives up.
-    checkpoint_every: updates between checkpoints in `out`, for `resume`. An engine that can keeps one at the end too.
-    recorders: told of everything that happens, as the trace is.
+    patience_s: seconds that the run may have fewer live workers than the policy needs before it gives up; also the
+        longest silence of a real worker before it is replaced (at least 5 s, and three times the slowest answer).
+    checkpoint_every: updates between checkpoints in `out`, for `resume`; None: one after the first update and then one
+        a minute. Engines with checkpoints also write one at the end.
+    recorders: observers that hear every event of the run, as the trace does.
 
-    Ctrl-C and SIGTERM end a run with real workers after the update under way, with a checkpoint where there is an
-    `out`; `Interrupted` is raised then. A second one ends it at once.
+    Ctrl-C and SIGTERM end a run with real workers after the current update, or after 5 s if it takes longer. The run
+    writes a checkpoint if it has an `out`, and raises `Interrupted`. A second signal ends it at once.
     """
+    policy = as_policy(policy)
     engine = _chosen_engine(engine, policy)
     limits = Limits(updates=updates, epochs=epochs, until=until, evaluate_every=evaluate_every)
     condition = limits.condition()
@@ -83,17 +90,18 @@ def train(
         ledger = Ledger(samples, 1 if batch_size is None else batch_size, epochs, seed)
     else:
         ledger = Ledger(bound.samples(), bound.batch_size, epochs, seed)
-    _check_round_fits(policy.begin(engine.workers), ledger)
-    job = Job(task=bound, policy=policy, ledger=ledger, learning=learning or Learning(), seed=seed)
-    folder = None if out is None else OutFolder(Path(out))
-    manner = Manner(
-        patience_s=patience_s,
-        on_progress=on_progress,
-        recorders=recorders,
-        checkpoint_every=checkpoint_every,
-        stop=Stop() if engine.keeps_checkpoints else None,
+    begun = policy.begin(engine.workers)
+    _check_round_fits(begun, ledger)
+    if engine.keeps_checkpoints:
+        begun.state()  # raises if the policy's state cannot be saved in a checkpoint
+    job = Job(
+        task=bound, policy=policy, ledger=ledger, learning=learning or Learning(), seed=seed, patience_s=patience_s
     )
-    return _run_until_stopped(job, engine, limits, folder, manner)
+    folder = None if out is None else OutFolder(Path(out))
+    options = RunOptions(
+        patience_s=patience_s, on_progress=on_progress, recorders=recorders, checkpoint_every=checkpoint_every
+    )
+    return _run_until_stopped(job, engine, limits, folder, options)
 
 
 def _run_until_stopped(
@@ -101,26 +109,27 @@ def _run_until_stopped(
     engine: Engine,
     limits: Limits,
     folder: OutFolder | None,
-    manner: Manner,
+    options: RunOptions,
     state: dict[str, Any] | None = None,
     over: str | None = None,
 ) -> Result:
-    if manner.stop is None:
-        return run(job, engine, limits, folder, manner, state, over)
-    with manner.stop.listening():
+    stop = Stop() if engine.keeps_checkpoints else None
+    with nullcontext() if stop is None else stop.listening():
         try:
-            result = run(replace(job, stop=manner.stop), engine, limits, folder, manner, state, over)
-        except KeyboardInterrupt as ended:  # before the first update, or at once
-            if manner.stop.signal is not None and not ended.args:
-                ended.args = (manner.stop.signal.name,)
+            result = run(replace(job, stop=stop), engine, limits, folder, replace(options, stop=stop), state, over)
+        except KeyboardInterrupt as ended:  # before the first update, or by a second signal
+            if stop is not None and stop.signal is not None and not ended.args:
+                ended.args = (stop.signal.name,)
             raise
+    if result.problem is not None:
+        warnings.warn(result.problem, RuntimeWarning, stacklevel=3)
     if result.stopped_by is not None:
         raise Interrupted(result)
     return result
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the run. It ended well: `result` is what it came to, and `signal` says which it was."""
+    """A signal ended the run in good order: `result` is its outcome, and `signal` the name of the signal."""
 
     def __init__(self, result: Result) -> None:
         self.result, self.signal = result, result.stopped_by
@@ -132,6 +141,7 @@ def resume(
     task: Any = None,
     engine: Engine | None = None,
     *,
+    policy: Any = None,
     updates: int | None = None,
     epochs: int | None = None,
     until: str | Until | None = None,
@@ -140,22 +150,21 @@ def resume(
     on_progress: Callable[[Progress], None] | None = None,
     recorders: tuple[Recorder, ...] = (),
 ) -> Result:
-    """Go on with the run in this folder from its newest sound checkpoint.
+    """Continue the run in this folder from its newest sound checkpoint.
 
-    What was under way is lost and computed again; no sample is lost or used twice. The trace goes on in the same
-    file, and is that of one run. Task, policy, engine and end are the recorded ones unless given; `task` and
-    `engine` must be given where the recorded text does not say all of them. An end given here replaces the recorded; a
-    run that was killed after its last update is only brought to its end.
-    Watchers in `recorders` are told of the past first.
+    Unfinished tickets are lost and computed again; no sample is lost or used twice. The trace continues in the same
+    file, as the trace of one run. `recorders` are told the past events first.
+
+    Task, policy, engine and limits are the recorded ones unless given. `task`, `policy` (a class or `file.py:Class`)
+    and `engine` must be given if the header does not describe them fully. Limits given here replace the recorded ones.
+
+    A run that was killed after its last update is only brought to its end. A run that was killed before its first
+    checkpoint starts again.
     """
     _check_patience(patience_s)
     path = Path(path)
-    header = read_header(path)
-    checkpoints = CheckpointFolder(path)
-    checkpoints.sweep()
-    loaded = checkpoints.load()
-    for sentence in loaded.damaged:
-        warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+    take_old_trace_back(path)
+    header = read_whole_header(path)
     given = updates is not None or epochs is not None or until is not None
     limits = Limits(
         updates=updates if given else header["updates"],
@@ -166,28 +175,8 @@ def resume(
     condition = limits.condition()
     if condition is not None:
         recorders = (*recorders, KnownMeasure(condition, ends_run=True))
-    folder = OldFolder(path, loaded.state["trace_bytes"])
-    over = None if given else loaded.state["protocol"].get("over")
-    over = over if over in (LIMIT_REACHED, DATA_USED_UP) else None  # one that was asked to end can go on
-    has_ended = over is not None and folder.has_ended()
-    if limits.updates is not None and loaded.version >= limits.updates and (over is None or has_ended):
-        raise BadInput(f"the run in {str(path)!r} has its {limits.updates} updates already; give more (updates)")
-    if has_ended:
-        raise BadInput(f"the run in {str(path)!r} is at its end already; give a later one (updates, epochs or until)")
-    bound = bind_task(header["task"] if task is None else task, header["batch_size"])
-    if bound.samples() != header["samples"]:
-        raise BadInput(
-            f"the run was made with {header['samples']} samples, but the task has {bound.samples()}; "
-            f"give the task it was made with"
-        )
-    options = dict(header["policy"])
-    job = Job(
-        task=bound,
-        policy=make_policy(options.pop("name"), **options),
-        ledger=Ledger(header["samples"], header["batch_size"], limits.epochs, header["seed"]),
-        learning=Learning(**header["learning"]),
-        seed=header["seed"],
-    )
+    ledger = Ledger(header["samples"], header["batch_size"], limits.epochs, header["seed"])
+    folder, state, over = _find_checkpoint(path, limits, given, ledger)
     if engine is None:
         engine = engine_of(header["engine"], header["workers"])
     if engine.name != header["engine"]["name"]:
@@ -197,36 +186,90 @@ def resume(
         )
     if engine.workers != header["workers"]:
         raise BadInput(f"the run has {header['workers']} workers, but the engine given has {engine.workers}")
-    engine.check(job.policy)
-    manner = Manner(
+    bound = bind_task(recorded_task(header) if task is None else task, header["batch_size"])
+    if bound.samples() != header["samples"]:
+        raise BadInput(
+            f"the run was made with {header['samples']} samples, but the task has {bound.samples()}; "
+            f"give the task it was made with"
+        )
+    job = Job(
+        task=bound,
+        policy=recorded_policy(header["policy"], policy),
+        ledger=ledger,
+        learning=Learning(**header["learning"]),
+        seed=header["seed"],
         patience_s=patience_s,
-        on_progress=on_progress,
-        recorders=recorders,
-        checkpoint_every=checkpoint_every,
-        stop=Stop() if engine.keeps_checkpoints else None,
     )
-    return _run_until_stopped(job, engine, limits, folder, manner, loaded.state, over)
+    engine.check(job.policy)
+    options = RunOptions(
+        patience_s=patience_s, on_progress=on_progress, recorders=recorders, checkpoint_every=checkpoint_every
+    )
+    if state is None:
+        warnings.warn(
+            f"the run in {str(path)!r} was killed before its first checkpoint, so it starts again from the beginning; "
+            f"its trace until then is kept in {OLD_TRACE_FILE}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return _run_until_stopped(job, engine, limits, folder, options, state, over)
+
+
+def _find_checkpoint(
+    path: Path, limits: Limits, given: bool, ledger: Ledger
+) -> tuple[OutFolder, dict[str, Any] | None, str | None]:
+    """The folder, the state of its newest sound checkpoint, and why the run was over there, if it only must be ended.
+
+    A run that was killed before its first checkpoint has no state: it starts again.
+    """
+    checkpoints = CheckpointFolder(path)
+    checkpoints.sweep()
+    if not checkpoints.versions() and not ResumedFolder(path, 0).has_ended():
+        return RestartedFolder(path), None, None
+    loaded = checkpoints.load()
+    for sentence in loaded.damaged:
+        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+    folder = ResumedFolder(path, loaded.state["trace_bytes"])
+    over = None if given else loaded.state["protocol"].get("over")
+    over = over if over in (LIMIT_REACHED, DATA_USED_UP) else None  # a run that was stopped can go on
+    has_ended = over is not None and folder.has_ended()
+    if limits.updates is not None and loaded.version >= limits.updates and (over is None or has_ended):
+        raise BadInput(f"the run in {str(path)!r} has its {limits.updates} updates already; give more (updates)")
+    if has_ended:
+        raise BadInput(f"the run in {str(path)!r} is at its end already; give a later one (updates, epochs or until)")
+    begun = (loaded.state["protocol"]["ledger"]["stop_at"] or 0) // (ledger.batches_per_epoch or 1)
+    if limits.epochs is not None and begun > limits.epochs:
+        raise BadInput(
+            f"the run in {str(path)!r} has begun epoch {begun}, but epochs is {limits.epochs}; give {begun} or more"
+        )
+    return folder, loaded.state, over
 
 
 def engine_of(description: dict[str, Any], workers: int, **anew: Any) -> Engine:
     """The engine that a trace's header describes.
 
-    anew: what a header does not hold, since it may be another each time: where a Ray cluster is, and the like.
+    anew: arguments that a header does not hold because they may change from run to run, e.g. a Ray cluster's address.
     """
-    common: dict[str, Any] = {name: description[name] for name in ("threads", "device", "latency", "faults", "wire")}
-    if description["name"] == Local.name:
-        return Local(workers, **common)
-    if description["name"] == Ray.name:
-        placed = {name: description[name] for name in ("shards", "cpus", "gpus", "resources")}
-        return Ray(workers, **common, **placed, **anew)
-    raise BadInput(f"a run of the {description['name']} engine has no checkpoints to go on from")
+    kinds: dict[str, Callable[..., Engine]] = {Local.name: Local, Ray.name: Ray}
+    kind = description["name"]
+    if kind not in kinds:
+        raise BadInput(f"a run of the {kind} engine has no checkpoints to go on from")
+    placed = ("shards", "cpus", "gpus", "resources") if kind == Ray.name else ()
+    try:
+        said = {name: description[name] for name in ("threads", "device", "latency", "faults", "wire", *placed)}
+        return kinds[kind](workers, **said, **anew)
+    except (LookupError, TypeError) as error:
+        raise BadInput(f"the trace does not say what a {kind} engine needs ({error}); give the engine") from error
 
 
 def _chosen_engine(engine: Engine | int | None, policy: Policy) -> Engine:
     if isinstance(engine, Engine):
         return engine
     if engine is None:
-        engine = policy.quorum + policy.backups if isinstance(policy, BackupSync) else len(os.sched_getaffinity(0))
+        engine = policy.workers_named or len(os.sched_getaffinity(0))
+    if not isinstance(engine, int):
+        raise BadInput(
+            f"engine is {engine!r}; give a number of local workers, or quorate.Local(8), Ray(8), Simulated(8)"
+        )
     return Local(engine)
 
 
@@ -236,7 +279,7 @@ def _check_patience(patience_s: float) -> None:
 
 
 def _check_round_fits(policy: Policy, ledger: Ledger) -> None:
-    """A round that no epoch can fill would make every update a short one."""
+    """Refuse a round that takes more batches than an epoch has: every update would be a short one."""
     need, have = policy.per_update, ledger.batches_per_epoch
     if have is None or need <= have:
         return

@@ -1,1 +1,1 @@
-"""Checkpoints come back as they were, or the one before does: after kills, full disks, and bytes gone bad."""
+"""After kills, full disks and damaged bytes, the newest checkpoint loads as it was saved, or the one before does."""

@@ -1,4 +1,4 @@
-"""States to save, how to compare them, and how to spoil them."""
+"""States to save, and functions to compare and to damage them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def made(run: Path, *versions: int) -> CheckpointFolder:
 
 @contextmanager
 def short_lived() -> Iterator[Path]:
-    """A folder for one example of Hypothesis, since fixtures last for all; and hundreds need not wait for the disk."""
+    """A folder for one Hypothesis example, since fixtures last for all examples; without fsync, to save time."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda descriptor: None)
         yield Path(name)

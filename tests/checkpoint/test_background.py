@@ -18,7 +18,7 @@ from tests.checkpoint.states import made, same, some_state
 
 
 class SlowFolder(CheckpointFolder):
-    """Saves only when told to; with a fault, if there is one."""
+    """A folder that saves only when the test lets it; it raises `fault` instead if there is one."""
 
     def __init__(self, run: Path, fault: BaseException | None = None) -> None:
         super().__init__(run)
@@ -110,7 +110,7 @@ def test_what_is_left_to_the_kernel_waits_for_no_disk_and_a_durable_one_stays(
     monkeypatch.undo()
     folder.save(6, some_state(6))
     assert folder.versions() == [5, 6]
-    folder.save(4, some_state(4), durable=False)  # the run went back: what stays must not be newer
+    folder.save(4, some_state(4), durable=False)  # the run went back, so newer checkpoints must go
     assert folder.versions() == [4]
 
 

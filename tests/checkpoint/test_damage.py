@@ -1,4 +1,4 @@
-"""Bytes gone bad are found, named, and passed over for the checkpoint before."""
+"""Damaged files are detected and named, and loading falls back to the checkpoint before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.checkpoint.states import FILES, flip, made, same, short_lived, some_s
 
 
 def remade_manifest(checkpoint: Path) -> None:
-    """Checksums that fit: what only someone who wants to do harm would write."""
+    """Write a manifest whose checksums fit the damaged files, as only an attacker would."""
     from quorate.checkpoint import _manifest
 
     (checkpoint / "manifest.json").write_bytes(_manifest(checkpoint, int(checkpoint.name)))
@@ -64,7 +64,7 @@ def test_a_torn_or_missing_file_is_found(tmp_path: Path, file: str) -> None:
     damaged.mkdir()
     assert folder.load().damaged == (missing,)
     damaged.rmdir()
-    os.mkfifo(damaged)  # to open it would wait for ever
+    os.mkfifo(damaged)  # opening it would block for ever
     assert folder.load().damaged == (missing,)
 
 
@@ -118,7 +118,7 @@ def test_a_newer_schema_is_refused_rather_than_passed_over(tmp_path: Path) -> No
 
 
 def outcome(folder: CheckpointFolder) -> str:
-    """The promise for bytes of any kind: an older checkpoint or a sentence, but no other exception."""
+    """Any bytes give an older checkpoint or a BadInput, but no other exception."""
     try:
         return f"version {folder.load().version}"
     except BadInput:
@@ -135,7 +135,7 @@ hostile_json = st.recursive(
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with two checkpoints, to be copied and spoilt."""
+    """A run with two checkpoints, to be copied and damaged."""
     run = tmp_path_factory.mktemp("template") / "run"
     made(run, 100).save(123, {"weight": torch.ones(2, 3), "half": torch.ones(2, dtype=torch.complex64)})
     return run

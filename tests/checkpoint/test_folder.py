@@ -1,4 +1,4 @@
-"""The folder of checkpoints is kept in order, and nothing has a name before it is on disk."""
+"""The folder keeps the right checkpoints, and no checkpoint has its final name before it is on disk."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_sweep_removes_what_a_killed_writer_left(tmp_path: Path) -> None:
     ):
         (folder.folder / name).mkdir()
         (folder.folder / name / "state.json").write_text("{}")
-    (folder.folder / "00000003").rename(folder.folder / ".replaced-00000003-77")  # nothing took its place
+    (folder.folder / "00000003").rename(
+        folder.folder / ".replaced-00000003-77"
+    )  # killed before the new one was published
     assert folder.versions() == [3, 4]
     folder.sweep()
     assert sorted(entry.name for entry in folder.folder.iterdir()) == ["00000003", "00000004"]
@@ -70,7 +72,7 @@ def test_sweep_removes_what_a_killed_writer_left(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_process_with_the_same_number_are_no_obstacle(tmp_path: Path) -> None:
-    """In a container the training process may have the same number at each start."""
+    """In a container the training process may have the same pid at each start."""
     folder = made(tmp_path, 3, 4)
     for name in (
         "writing-00000005",
@@ -90,7 +92,7 @@ def test_leftovers_of_a_process_with_the_same_number_are_no_obstacle(tmp_path: P
 
 
 def test_all_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test can cut the power; this one checks the order that a power cut asks for."""
+    """No test can cut the power; this test checks the order of writes and fsyncs that survives a power cut."""
     steps: list[str] = []
     fsync, replace = os.fsync, os.replace
 

@@ -1,4 +1,4 @@
-"""Whatever can be saved comes back as it was; what cannot is refused with its place."""
+"""A state that can be saved is restored exactly; any other state is refused, and the error names the value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After a full disk or a kill at any step, the old checkpoint or the new one is there, whole."""
+"""After a full disk or a kill at any step, the old or the new checkpoint is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.checkpoint.states import made, same, some_state, temporary_folders
 
 
 class Disk:
-    """Makes the calls that write fail with "No space left": one of them, or that one and all later ones."""
+    """Makes one write call fail with "No space left", or that call and all later ones."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: int, *, for_good: bool) -> None:
         self.calls: list[str] = []
@@ -41,7 +41,7 @@ class Disk:
             self.calls.append(name)
             here = len(self.calls) - 1
             if here == self.failing or (self.for_good and here > self.failing):
-                if name == "write_bytes":  # half of it fits
+                if name == "write_bytes":  # half of the data fits
                     real(arguments[0], arguments[1][: len(arguments[1]) // 2])
                 if name == "save_file":
                     arguments[1].write_bytes(b"half")
@@ -77,7 +77,7 @@ def test_a_failure_at_any_step_leaves_the_old_checkpoint(tmp_path: Path, version
             assert temporary_folders(folder) == []
         loaded = folder.load()
         assert loaded.damaged == ()
-        # When the disk fails for good just as the new one has its name, the name cannot be taken back.
+        # If the disk fails for good just after the rename, the rename cannot be undone.
         undone = loaded.version == old.version and same(loaded.state, old.state)
         assert undone or (for_good and failures[-1] == "fsync" and same(loaded.state, some_state(44)))
         folder.sweep()
@@ -86,7 +86,7 @@ def test_a_failure_at_any_step_leaves_the_old_checkpoint(tmp_path: Path, version
         if undone:
             assert folder.versions() == [2, old.version]
     assert {"mkdir", "write_bytes", "save_file", "fsync", "replace"} <= set(failures)
-    # What fails now is only the removal of an old one, and that is no failure of the new one.
+    # Only the removal of an old checkpoint fails now; the new checkpoint is sound.
     assert same(folder.load().state, some_state(44))
     folder.sweep()
     assert temporary_folders(folder) == []
@@ -148,7 +148,7 @@ import safetensors.torch
 import torch
 from quorate.checkpoint import CheckpointFolder
 torch.set_num_threads(1)
-os.fsync = lambda descriptor: None  # a kill, unlike a power cut, takes nothing from the kernel; so do not wait
+os.fsync = lambda descriptor: None  # a kill, unlike a power cut, loses nothing in the kernel's cache
 
 place, version, state = Path(sys.argv[1]), int(sys.argv[2]), {"weight": torch.full((50,), 2.0), "new": (True,)}
 STEPS = [(os, "mkdir"), (os, "fsync"), (os, "replace"), (os, "unlink"), (os, "rmdir"), (os, "chmod"),
@@ -174,7 +174,7 @@ def save_and_die(run, fatal, moment):
     return calls
 
 def in_a_child(work):
-    child = os.fork()  # not a process each: they would all import torch
+    child = os.fork()  # a fork, because a new process would import torch
     if child == 0:
         try:
             work()

@@ -12,6 +12,9 @@ import pytest
 from quorate.cli import main
 
 TASKS = '''
+import os
+from pathlib import Path
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -62,6 +65,28 @@ class Empty(Line):
 class Broken(Line):
     def loss(self, model, batch):
         return 1 / 0
+
+
+class BrokenLater(Line):
+    """Fails after its first evaluation, until the file is removed that this makes."""
+
+    def loss(self, model, batch):
+        if Path("broken").exists():
+            raise ZeroDivisionError("broken")
+        return super().loss(model, batch)
+
+    def evaluate(self, model):
+        if not Path("mended").exists():
+            Path("broken").touch()
+        Path("mended").touch()
+        return {}
+
+
+class Unmeasurable(Line):
+    def evaluate(self, model):
+        if "MENDED" not in os.environ:
+            raise ArithmeticError("in evaluate")
+        return {}
 
 
 class Chatty(Line):

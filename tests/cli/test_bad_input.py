@@ -76,7 +76,7 @@ CASES = {
     ),
     "no updates": (["simulate", "--updates", "0"], "updates is 0, but it must be at least 1"),
     "until": (["simulate", "--until", "good"], "until 'good' is not understood; write e.g. 'accuracy>=0.95'"),
-    "until unknown": (["simulate", "--until", "acuracy>=1"], "gives no 'acuracy'; choose one of: accuracy, loss"),
+    "until unknown": (["simulate", "--until", "acuracy>=1"], "gives no 'acuracy' .did you mean accuracy"),
     "until unmeasured": (
         ["simulate", "--task", "tasks.py:Unmeasured", "--until", "accuracy>=1"],
         "gives no 'accuracy'; choose one of: loss, samples, seconds, updates",
@@ -216,3 +216,10 @@ def test_an_error_in_the_task_keeps_its_traceback(quorate_command: Quorate) -> N
 def test_bad_input_leaves_no_numbered_folder(quorate_command: Quorate, here: Path, arguments: list[str]) -> None:
     assert quorate_command("train", *arguments).status == 2
     assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("command", [("simulate",), ("train", "--workers", "1"), ("compare",)])
+def test_more_threads_than_torch_survives_are_refused(quorate_command: Quorate, command: tuple[str, ...]) -> None:
+    ran = quorate_command(*command, "--threads", 1_000_000)
+    assert ran.status == 2
+    assert "threads is 1,000,000, but the limit is 1,024" in ran.err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.cli._demo_text import SameRate, sentences
+from quorate.cli.demo import SameRate, sentences
 from quorate.conditions import parse_until
 from quorate.reporting.comparison import Row
 
@@ -50,7 +50,7 @@ def test_the_demo_leaves_its_files_and_overwrites_only_those(
 
 
 def test_overwriting_does_not_follow_links(here: Path) -> None:
-    from quorate.cli._comparing import ComparisonFolder
+    from quorate.cli.compare import ComparisonFolder
 
     elsewhere = here / "elsewhere"
     elsewhere.mkdir()

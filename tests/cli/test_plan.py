@@ -74,8 +74,14 @@ def test_a_large_cluster_shows_the_telling_splits_unless_all_are_wanted(capsys: 
         (["--latency", "constant:1", "--machines", "4", "--what-if", "color=red"], "what-if"),
         (["--latency", "constant:1", "--machines", "4", "--noise-scale", "10"], "batch"),
         (["--latency", "constant:1", "--machines", "4", "--interval", "2"], "interval"),
-        (["nowhere"], "does not exist"),
-        (["nowhere.csv"], "nowhere.csv"),
+        (["--latency", "chen2016", "--machines", "1000000000"], "machines is 1,000,000,000, but the limit is 10,000"),
+        (
+            ["--latency", "constant:1", "--machines", "9000", "--late", "finish"],
+            "the limit is 2,000 where late work finishes",
+        ),
+        (["--latency", "constant:1", "--machines", "4", "--what-if", "machines=1000000000"], "but the limit is 10,000"),
+        (["nowhere"], "does not exist; give a trace.jsonl or the folder of a run"),
+        (["nowhere.csv"], "'nowhere.csv' cannot be read: No such file or directory; check the path, or write one with"),
     ],
 )
 def test_bad_input(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 QUORATE = [sys.executable, "-m", "quorate"]
 
 
@@ -21,7 +23,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_stdout_is_the_json_object_and_nothing_else(here: Path) -> None:
     ran = run("simulate", "--task", "tasks.py:Line", "--workers", "3+1", "--json", cwd=here)
     assert ran.returncode == 0
-    assert json.loads(ran.stdout)["samples"] == {"applied": 5 * 64, "distinct": 64}
+    assert json.loads(ran.stdout)["samples"] == {"applied": 20 * 64, "distinct": 64}
     assert ran.stderr == ""
 
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from quorate.cli import _progress
-from quorate.running import Progress
+from quorate.cli import progress
+from quorate.run import Progress
 
 from .conftest import Quorate
 
@@ -15,15 +15,15 @@ from .conftest import Quorate
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(_progress.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
 
 
 def test_elsewhere_than_on_a_terminal_there_is_a_line_every_five_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = Clock(monkeypatch)
-    report = _progress.reporter(quiet=False)
-    assert type(report) is _progress.Lines
+    report = progress.reporter(quiet=False)
+    assert type(report) is progress.Lines
     with report:
         report.begin("backup 6+2")
         for update in range(1, 1201):
@@ -42,7 +42,7 @@ def test_short_and_quiet_runs_print_no_progress(
 ) -> None:
     clock = Clock(monkeypatch)
     for quiet, seconds in ((False, 4), (True, 60)):
-        with _progress.reporter(quiet) as report:
+        with progress.reporter(quiet) as report:
             report.begin("async 8")
             clock.now += seconds
             report(Progress(1, 1.0, None, 0.0, None))
@@ -50,9 +50,9 @@ def test_short_and_quiet_runs_print_no_progress(
 
 
 def test_on_a_terminal_there_is_a_bar_on_stderr(quorate_command: Quorate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_progress, "REDRAW_S", 0.0)
-    monkeypatch.setattr(_progress.Bar, "every_s", 0.0)
-    monkeypatch.setattr(_progress.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(progress, "REDRAW_S", 0.0)
+    monkeypatch.setattr(progress.Bar, "every_s", 0.0)
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     arguments = ("--engine", "simulated", "--task", "tasks.py:Line", "--epochs", 2, "--policies", "backup,async")
     ran = quorate_command("compare", *arguments, "--json")
@@ -64,8 +64,8 @@ def test_on_a_terminal_there_is_a_bar_on_stderr(quorate_command: Quorate, monkey
 def test_real_workers_are_shown_while_they_start_and_seconds_as_real(
     quorate_command: Quorate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_progress.Bar, "every_s", 0.0)
-    monkeypatch.setattr(_progress.sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(progress.Bar, "every_s", 0.0)
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     ran = quorate_command("train", "--task", "tasks.py:Line", "--workers", 2, "--updates", 3, "--json")
@@ -79,8 +79,8 @@ def test_the_pace_is_counted_from_the_first_update_on(
 ) -> None:
     """Workers take a while to start, and a resumed run has a past: neither belongs to the pace."""
     clock = Clock(monkeypatch)
-    report = _progress.Lines()
-    report.begin("full-sync 1", _progress.starting(1, "local"))
+    report = progress.Lines()
+    report.begin("full-sync 1", progress.starting(1, "local"))
     clock.now += 4
     report(Progress(1001, 50.0, 0.5, 0.0, 0.5))
     clock.now += 2
@@ -92,9 +92,9 @@ def test_the_pace_is_counted_from_the_first_update_on(
 
 def test_an_update_costs_a_look_at_the_clock() -> None:
     """A million updates a second are not held up: nothing is formatted or drawn in between."""
-    report = _progress.Lines()
+    report = progress.Lines()
     report.begin("async 8")
-    progress = Progress(1, 1.0, None, 0.0, None)
+    shown = Progress(1, 1.0, None, 0.0, None)
     calls = 0
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -103,7 +103,7 @@ def test_an_update_costs_a_look_at_the_clock() -> None:
 
     sys.setprofile(count)
     for _ in range(100):
-        report(progress)
+        report(shown)
     sys.setprofile(None)
     assert calls <= 100 * 4 + 1, "a call and a return of the report, and of the clock"
 
@@ -113,10 +113,10 @@ def test_workers_that_are_missing_are_counted(
 ) -> None:
     """Two come later, or never; a run that steps back or goes on begins to count again."""
     clock = Clock(monkeypatch)
-    report = _progress.Lines()
-    report.begin("backup 2+2", _progress.starting(4, "ray"))
-    attendance = _progress.Attendance(report)
-    attendance.run({"workers": 4})
+    report = progress.Lines()
+    report.begin("backup 2+2", progress.starting(4, "ray"))
+    alive_workers = progress.AliveWorkers(report)
+    alive_workers.run({"workers": 4})
 
     def shown() -> str:
         clock.now += 6
@@ -124,19 +124,19 @@ def test_workers_that_are_missing_are_counted(
         return capsys.readouterr().err.splitlines()[-1]
 
     for worker in (0, 1, 1):
-        attendance.joined(0.0, worker, 0)
+        alive_workers.joined(0.0, worker, 0)
     assert shown().endswith("dropped 0%, 2 of 4 workers")
     for worker in (2, 3):
-        attendance.joined(1.0, worker, 0)
+        alive_workers.joined(1.0, worker, 0)
     assert shown().endswith("dropped 0%")
-    attendance.lost(2.0, 3, ())
+    alive_workers.lost(2.0, 3, ())
     assert shown().endswith("dropped 0%, 3 of 4 workers")
-    attendance.resumed(2.0, 1, {})
+    alive_workers.resumed(2.0, 1, {})
     for worker in (0, 1):
-        attendance.joined(2.0, worker, 1)
+        alive_workers.joined(2.0, worker, 1)
     assert shown().endswith("dropped 0%, 2 of 4 workers")
 
 
 def test_the_start_says_where_workers_are() -> None:
-    assert _progress.starting(1, "local") == "starting a worker"
-    assert _progress.starting(8, "ray") == "starting 8 workers on Ray"
+    assert progress.starting(1, "local") == "starting a worker"
+    assert progress.starting(8, "ray") == "starting 8 workers on Ray"

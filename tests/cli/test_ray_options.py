@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import quorate
-from quorate.cli._engines import OnRay
-from quorate.cli._ray_options import RayOptions, parse_resources, resources_text
+from quorate.cli.engine_options import RayPlace
+from quorate.cli.ray_options import RayOptions, parse_resources, resources_text
 from quorate.errors import BadInput
 from quorate.training import engine_of
 
@@ -84,7 +84,8 @@ def test_without_the_library_there_is_one_sentence(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     ran = quorate_command(*command)
-    sentence = "error: the Ray engine needs Ray, which is not installed: pip install 'quorate[ray]'\n"
+    install = "pip install 'quorate[ray]' (in a clone: pip install '.[ray]')"
+    sentence = f"error: the Ray engine needs Ray, which is not installed: {install}\n"
     assert (ran.status, ran.out, ran.err) == (2, "", sentence)
     assert not (here / "runs").exists()
 
@@ -95,8 +96,8 @@ def test_options_reach_the_engine(here: Path) -> None:
         **{"address": "10.0.0.1:6379", "shards": 2, "cpus": 0.5, "gpus": 1.0, "resources": "fast=1, disk=0.5"},
         **{"shard_resources": "stable=1", "working_dir": ".", "runtime_env": "env.json", "wait": 30.0},
     )
-    place = OnRay(threads=2, device=None, latency="constant:1", faults="lose:1@2", wire="bf16", cluster=options)
-    engine = place.engine(8, quorate.BackupSync(6, 2), None)
+    place = RayPlace(threads=2, device=None, latency="constant:1", faults="lose:1@2", wire="bf16", cluster=options)
+    engine = place.engine(8, None)
     assert isinstance(engine, quorate.Ray)
     assert engine.describe() == {
         **{"name": "ray", "shards": 2, "cpus": 0.5, "gpus": 1.0, "resources": {"fast": 1.0, "disk": 0.5}},
@@ -106,15 +107,15 @@ def test_options_reach_the_engine(here: Path) -> None:
     assert (engine.workers, engine.address, engine.working_dir, engine.wait_s) == (8, "10.0.0.1:6379", ".", 30.0)
     assert engine.shard_resources == {"stable": 1.0}
     assert engine.runtime_env == {"env_vars": {"A": "1"}}
-    assert options.to_say_again() == (
+    assert options.options_to_repeat() == (
         " --address 10.0.0.1:6379 --shard-resources stable=1 --working-dir . --runtime-env env.json --wait 30.0"
     )
 
 
 def test_the_device_follows_the_gpus() -> None:
     for gpus, device in ((None, "cpu"), (0.5, "cuda")):
-        place = OnRay(threads=1, device=None, latency=None, faults=None, wire=None, cluster=RayOptions(gpus=gpus))
-        assert place.engine(2, quorate.FullSync(), None).describe()["device"] == device
+        place = RayPlace(threads=1, device=None, latency=None, faults=None, wire=None, cluster=RayOptions(gpus=gpus))
+        assert place.engine(2, None).describe()["device"] == device
 
 
 def test_an_engine_is_made_again_from_what_it_says_of_itself() -> None:

@@ -114,7 +114,7 @@ def test_the_trace_itself_is_never_replaced(quorate_command: Quorate, run: Path,
     (here / "link.html").symlink_to(run / "trace.jsonl")
     for out in ("run/trace.jsonl", "link.html"):
         ran = quorate_command("report", "run", "--out", out, "--overwrite")
-        assert ran.status == 2 and "the trace that is to be shown; name another file" in ran.err
+        assert ran.status == 2 and "which is to be shown; name another file" in ran.err
     assert (run / "trace.jsonl").read_bytes() == before
 
 
@@ -125,3 +125,8 @@ def test_figures_in_the_way_are_noticed_before_the_page_is_written(
     ran = quorate_command("report", "run", "--figures", "figures", "--out", "two.html")
     assert ran.status == 2 and "is there already; name another folder, or add --overwrite" in ran.err
     assert not (here / "two.html").exists()
+
+
+def test_a_run_that_is_not_there_is_named_rather_than_the_folder_of_its_page(quorate_command: Quorate) -> None:
+    ran = quorate_command("report", "rnus/1")
+    assert (ran.status, ran.out, ran.err) == (2, "", "error: run 'rnus/1' does not exist; check the path\n")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+import quorate
 
 from .conftest import Quorate
 
@@ -82,9 +87,96 @@ def test_what_has_no_checkpoint_is_refused(quorate_command: Quorate, here: Path)
 
 
 def test_a_number_of_workers_says_nothing_of_a_quorum_where_there_is_none() -> None:
-    from quorate.cli._policies import Workers
-    from quorate.cli._resuming import _same_workers
+    from quorate.cli.policy_options import WorkerCounts
+    from quorate.cli.resume_command import _same_workers
 
-    assert _same_workers(Workers(8, 0), Workers(6, 2), "softsync")
-    assert not _same_workers(Workers(5, 3), Workers(6, 2), "softsync")
-    assert not _same_workers(Workers(8, 0), Workers(6, 2), "backup")
+    assert _same_workers(WorkerCounts(8, 0), WorkerCounts(6, 2), "softsync")
+    assert not _same_workers(WorkerCounts(5, 3), WorkerCounts(6, 2), "softsync")
+    assert not _same_workers(WorkerCounts(8, 0), WorkerCounts(6, 2), "backup")
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(quorate_command: Quorate, here: Path) -> None:
+    """Its trace has a header, and perhaps some records: that is enough to start the same run."""
+    whole = json.loads(quorate_command(*FIRST, "--json").out)
+    shutil.rmtree(here / "run" / "checkpoints")
+    trace = here / "run" / "trace.jsonl"
+    lines = trace.read_text().splitlines(keepends=True)
+    for kept, half in ((1, ""), (9, ""), (9, '{"event":"arr')):
+        trace.write_text("".join(lines[:kept]) + half)
+        ran = quorate_command(*RESUME, "--json")
+        summary = ran.json()
+        assert (summary["updates"], summary["samples"]) == (6, whole["samples"])
+        (line,) = ran.err.splitlines()
+        assert line.startswith("warning: the run in 'run' was killed before its first checkpoint, so it starts again")
+        assert (here / "run" / "trace.jsonl.old").read_text() == "".join(lines[:kept]) + half
+        assert quorate_command("replay", "run").status == 0
+        shutil.rmtree(here / "run" / "checkpoints")
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty trace", "half a header"])
+def test_a_restart_killed_before_its_header_starts_again(quorate_command: Quorate, here: Path, left: str) -> None:
+    """The first restart had set the old trace aside and not yet written a header of its own."""
+    assert quorate_command(*FIRST).status == 0
+    shutil.rmtree(here / "run" / "checkpoints")
+    trace = here / "run" / "trace.jsonl"
+    header = trace.read_text().splitlines(keepends=True)[0]
+    (here / "run" / "trace.jsonl.old").write_text(header)
+    if left == "nothing":
+        trace.unlink()
+    else:
+        trace.write_text("" if left == "an empty trace" else header[:30])
+    ran = quorate_command(*RESUME, "--json")
+    assert ran.json()["updates"] == 6 and "so it starts again" in ran.err
+    assert quorate_command("replay", "run").status == 0
+
+
+def test_a_restart_whose_folder_is_deleted_goes_on(here: Path, quorate_command: Quorate) -> None:
+    assert quorate_command(*FIRST).status == 0
+    shutil.rmtree(here / "run" / "checkpoints")
+    trace = here / "run" / "trace.jsonl"
+    trace.write_text(trace.read_text().splitlines(keepends=True)[0])
+
+    class Deletes(quorate.Recorder):
+        def applied(self, time: float, update: Any) -> None:
+            if update.version == 2:
+                (here / "run").rename(here / "away")  # at once, also while a checkpoint is written
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert quorate.resume(here / "run", "tasks.py:Line", recorders=(Deletes(),)).metrics.updates == 6
+    assert "was deleted during the run; it was made again" in str(told[-1].message)
+    assert quorate_command("replay", "run").status == 0
+
+
+@pytest.mark.parametrize("left", ["nothing", "a folder", "an empty trace", "half a header"])
+def test_a_supervisor_that_only_knows_resume_gets_a_run_started(
+    quorate_command: Quorate, here: Path, left: str
+) -> None:
+    """`until quorate train OPTIONS --resume RUN; do :; done` needs no other command for the first start."""
+    if left != "nothing":
+        (here / "run").mkdir()
+    if left in ("an empty trace", "half a header"):
+        (here / "run" / "trace.jsonl").write_text("" if left == "an empty trace" else '{"event": "run", "sche')
+    ran = quorate_command(*RESUME)
+    assert ran.status == 2
+    found = "is empty: its run was killed before" if left in ("an empty trace", "half a header") else "does not exist"
+    assert found in ran.err and "add the options that it was started with (--task …)" in ran.err
+    options = [option for option in FIRST if option not in ("--out", "run")]
+    ran = quorate_command(*options, "--resume", "run", "--json")
+    assert ran.json()["updates"] == 6 and ran.json()["out"] == "run"
+    assert ran.err.startswith("note: trace 'run/trace.jsonl' ") and ran.err.endswith("; the run starts\n")
+    assert "has its 6 updates already" in quorate_command(*options, "--resume", "run").err
+
+
+def test_a_folder_with_an_empty_trace_can_be_used(quorate_command: Quorate, here: Path) -> None:
+    (here / "run").mkdir()
+    (here / "run" / "trace.jsonl").touch()
+    for command in ("replay", "report", "plan"):
+        ran = quorate_command(command, "run")
+        assert ran.status == 2 and "is empty: its run was killed before it recorded anything" in ran.err
+    assert quorate_command(*FIRST).status == 0
+    (here / "foreign").mkdir()
+    (here / "foreign" / "trace.jsonl").write_text("no trace")
+    assert "already holds a run" in quorate_command(*FIRST[:-3], "--out", "foreign").err
+    assert "is not a quorate trace" in quorate_command("train", "--resume", "foreign", "--updates", 2).err
+    assert (here / "foreign" / "trace.jsonl").read_text() == "no trace"

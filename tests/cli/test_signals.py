@@ -15,6 +15,8 @@ import pytest
 
 from .conftest import Quorate
 
+pytestmark = pytest.mark.processes
+
 QUORATE = [sys.executable, "-m", "quorate"]
 ENDLESS = ("train", "--task", "tasks.py:Line", "--workers", "2+1", "--updates", "1000000")
 
@@ -76,13 +78,24 @@ def test_a_signal_ends_a_run_with_a_checkpoint_to_go_on_from(
     assert quorate_command("replay", "runs/001", "--json").json()["digest"] == ran.json()["digest"]
 
 
+def test_a_killed_run_can_be_gone_on_with(quorate_command: Quorate, here: Path) -> None:
+    """Nobody asked for checkpoints, and the machine may be lost at any time."""
+    with start(*ENDLESS, cwd=here) as process:
+        wait_until(lambda: any((here / "runs" / "001" / "checkpoints").glob("0*")))
+        process.kill()
+        process.communicate(timeout=60)
+    ran = quorate_command("train", "--resume", "runs/001", "--updates", 200_000, "--until", "seconds>=0", "--json")
+    assert ran.json()["updates"] > 1
+
+
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
 )
 def test_a_second_signal_ends_it_at_once(here: Path, number: signal.Signals, status: int) -> None:
     """The update under way takes ten minutes: the first signal would wait for it."""
+    trace = here / "run" / "trace.jsonl"
     with start(*ENDLESS, "--latency", "constant:600", "--out", "run", cwd=here) as process:
-        wait_until(lambda: (here / "run" / "trace.jsonl").exists())
+        wait_until(lambda: trace.exists() and '"event":"start"' in trace.read_text())
         workers = children_of(process)
         process.send_signal(number)
         time.sleep(1)  # two that come before Python looks at the first would count as one

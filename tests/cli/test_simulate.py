@@ -106,8 +106,8 @@ def test_without_gradients_epochs_are_counted_in_the_data_of_the_task(quorate_co
     assert summary["bytes"]["sent"] == 8 * 4 * 2 * 10
 
 
-def test_a_run_without_an_end_takes_five_epochs_or_a_thousand_updates_of_a_stream(quorate_command: Quorate) -> None:
-    assert quorate_command(*LINE).json()["samples"]["applied"] == 5 * 64
+def test_a_run_without_an_end_takes_twenty_epochs_or_a_thousand_updates_of_a_stream(quorate_command: Quorate) -> None:
+    assert quorate_command(*LINE).json()["samples"]["applied"] == 20 * 64
     assert quorate_command("simulate", "--task", "tasks.py:Stream", "--json").json()["updates"] == 1000
 
 
@@ -141,7 +141,16 @@ def test_the_summary_for_people_says_the_same(quorate_command: Quorate, here: Pa
 
 
 def test_numbers_that_json_has_not_become_null(capsys: pytest.CaptureFixture[str]) -> None:
-    from quorate.cli._show import print_json
+    from quorate.cli.output import print_json
 
     print_json({"loss": float("nan"), "inside": [float("inf"), 1.5, {"x": (-float("inf"),)}]})
     assert json.loads(capsys.readouterr().out) == {"loss": None, "inside": [None, 1.5, {"x": [None]}]}
+
+
+def test_step_times_of_a_script_are_a_latency(quorate_command: Quorate, here: Path) -> None:
+    rows = [f"{step},{worker},{0.1 * (1 + worker)}\n" for step in range(10) for worker in range(3)]
+    (here / "times.csv").write_text("step,worker,seconds\n" + "".join(rows))
+    words = ("--latency", "trace:times.csv", "--workers", "2+1", "--no-gradients", "--updates", 5, "--json")
+    ran = quorate_command("simulate", *words)
+    assert ran.status == 0
+    assert json.loads(ran.out)["seconds"] == pytest.approx(1.0)

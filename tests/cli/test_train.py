@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import TASKS, Quorate
+from .conftest import Quorate
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -44,13 +44,13 @@ def test_without_a_folder_the_next_number_is_taken(quorate_command: Quorate, her
     lines = ran.out.splitlines()
     assert lines[0] == "full-sync 2 on tasks.py:Line, seed 0, 2 worker processes, real seconds"
     assert "of real time" in lines[1]
-    assert lines[-1].split() == ["files", "runs/008"]
+    assert lines[-2].split() == ["files", "runs/008"] and lines[-1] == "next: quorate report runs/008"
     assert sorted(entry.name for entry in (here / "runs").iterdir()) == ["007", "008", "notes"]
     assert json.loads((here / "runs" / "008" / "summary.json").read_text())["digest"] in ran.out
 
 
 def test_two_commands_at_once_get_two_folders(here: Path) -> None:
-    from quorate.cli._folders import folder_for_run
+    from quorate.cli.run_command import folder_for_run
 
     with folder_for_run(None) as first, folder_for_run(None) as second:
         assert [str(first), str(second)] == ["runs/001", "runs/002"]
@@ -75,7 +75,7 @@ def test_options_reach_the_engine_and_the_learner(quorate_command: Quorate, here
 
 
 def test_a_stream_ends_after_some_updates(quorate_command: Quorate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorate.cli._running.DEFAULT_UPDATES", 4)
+    monkeypatch.setattr("quorate.cli.run_command.DEFAULT_UPDATES", 4)
     assert quorate_command("train", "--task", "tasks.py:Stream", "--workers", 1, "--json").json()["updates"] == 4
 
 
@@ -86,14 +86,37 @@ def test_what_a_task_prints_is_not_in_the_json(quorate_command: Quorate) -> None
         assert "hello from the task" in ran.err
 
 
-def test_a_failing_task_shows_the_workers_traceback_and_the_way_on(quorate_command: Quorate, here: Path) -> None:
+def test_a_task_that_fails_at_once_shows_the_workers_traceback_and_leaves_nothing(
+    quorate_command: Quorate, here: Path
+) -> None:
     ran = quorate_command("train", "--task", "tasks.py:Broken", "--workers", 2, "--epochs", 1, "--quiet")
     assert (ran.status, ran.out) == (1, "")
-    assert ran.err.startswith("error: worker ") and "failed at batch" in ran.err
+    assert "\nerror: worker " in ran.err and "failed at batch" in ran.err
     assert 'tasks.py", line' in ran.err and "ZeroDivisionError: division by zero" in ran.err
-    assert "a checkpoint of version 0 is in" in ran.err, "the note of the error"
+    assert "to go on" not in ran.err, "there is nothing to go on from"
+    assert not (here / "runs").exists()
+
+
+def test_an_error_in_evaluate_leaves_a_checkpoint_and_the_way_on(
+    quorate_command: Quorate, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = "train", "--task", "tasks.py:Unmeasurable", "--workers", 2, "--epochs", 1, "--evaluate-every", 3
+    with pytest.raises(ArithmeticError, match="in evaluate") as failed:
+        quorate_command(*arguments, "--quiet")
+    assert failed.value.__notes__ == [
+        "(a checkpoint of version 3 is in 'runs/001')",
+        "to go on: quorate train --resume runs/001",
+    ]
+    monkeypatch.setenv("MENDED", "yes")
+    assert quorate_command("train", "--resume", "runs/001", "--json").json()["samples"]["applied"] == 64
+
+
+def test_a_task_that_fails_later_leaves_a_checkpoint_and_the_way_on(quorate_command: Quorate, here: Path) -> None:
+    ran = quorate_command("train", "--task", "tasks.py:BrokenLater", "--workers", 2, "--epochs", 1, "--quiet")
+    assert (ran.status, ran.out) == (1, "")
+    assert "a checkpoint of version " in ran.err, "the note of the error"
     assert ran.err.endswith("to go on: quorate train --resume runs/001\n")
-    (here / "tasks.py").write_text(TASKS.replace("return 1 / 0", "return super().loss(model, batch)"))
+    (here / "broken").unlink()
     ran = quorate_command("train", "--resume", "runs/001", "--json")
     assert ran.json()["samples"] == {"applied": 64, "distinct": 64}
 

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import errno
+import json
 import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quorate import checkpoint
-from quorate.cli._warnings import warnings_are_lines
+from quorate.cli.signals import warnings_are_lines
 
 from .conftest import Quorate
 
 
-def test_a_checkpoint_that_cannot_be_written_is_a_line_and_training_goes_on(
-    quorate_command: Quorate, monkeypatch: pytest.MonkeyPatch
+def test_a_disk_that_is_full_is_one_line_and_where_the_run_is_another(
+    quorate_command: Quorate, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    real = checkpoint.CheckpointFolder.save
 
-    monkeypatch.setattr("quorate.checkpointing._TracedFolder.save", full)
-    arguments = ("--task", "tasks.py:Line", "--workers", 1, "--updates", 3, "--checkpoint-every", 1)
+    def full(self: Any, *arguments: Any, **options: Any) -> Any:
+        if self.folder.is_relative_to("runs"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr("quorate.checkpoint_schedule._TracedFolder.save", full)
+    arguments = ("--task", "tasks.py:Line", "--workers", 1, "--updates", 30, "--checkpoint-every", 1)
     ran = quorate_command("train", *arguments, "--quiet", "--json")
-    assert ran.json()["updates"] == 3
-    lines = ran.err.splitlines()
-    assert lines and all(
-        line.startswith("warning: checkpoint of version ") and "No space left on device; training goes on" in line
-        for line in lines
+    assert ran.status == 1, "the run is not where it was asked for"
+    out = json.loads(ran.out)["out"]
+    assert Path(out).parent == here
+    first, last = ran.err.splitlines()
+    assert first.startswith("warning: checkpoint of version ") and "No space left on device; training goes on" in first
+    assert last == (
+        f"warning: the folder 'runs/001' cannot be written (No space left on device); the whole run is in {out!r}: "
+        f"move it back when that is mended, or go on with it there (quorate train --resume {out})"
     )
+    assert quorate_command("train", "--resume", out, "--updates", 33, "--json").json()["updates"] == 33
 
 
 def test_warnings_of_others_keep_their_form(capsys: pytest.CaptureFixture[str]) -> None:

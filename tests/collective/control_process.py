@@ -9,7 +9,7 @@ import sys
 
 from torch.distributed import FileStore
 
-from quorate.engines.collective.control import Hub, Link
+from quorate.data_parallel.control import Hub, Link
 
 
 def main(role: str, path: str, workers: int, worker: int) -> None:

@@ -18,19 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from quorate.engines.collective.control.hub import RELAYED
-from quorate.engines.collective.decided import Decided
-from quorate.engines.collective.free_running import FreeRunning
-from quorate.engines.collective.hooks import buffers_of
-from quorate.engines.collective.layout import Layout
-from quorate.engines.collective.partial_steps import PartialSteps
-from quorate.engines.collective.reading import Guard
+from quorate.data_parallel.buckets import BucketLayout
+from quorate.data_parallel.control.hub import RELAYED
+from quorate.data_parallel.coordinator_thread import CoordinatorThread
+from quorate.data_parallel.full_sync import FullSyncPlane
+from quorate.data_parallel.gradient_hooks import buffers_of
+from quorate.data_parallel.iterations import FullSyncIterations, Iterations, QuorumIterations
+from quorate.data_parallel.lazy_tensors import Guard
+from quorate.data_parallel.module import Takeover
+from quorate.data_parallel.optimizer_steps import PartialSteps
+from quorate.data_parallel.quorum import QuorumPlane
 from quorate.errors import QuorateError
 from quorate.learner import digest
 from quorate.ledger import Ledger
-from quorate.parallel.drivers import DecidedDriver, Driver, FreeDriver
-from quorate.parallel.judge import Judge
-from quorate.parallel.stepping import Takeover
 from quorate.policies import Policy
 from tests.collective.played import PlayedHub
 
@@ -111,7 +111,7 @@ class Pending:
 class Seat:
     """One worker: a net, an optimizer, and the driver that `DataParallel` would have."""
 
-    driver: Driver
+    driver: Iterations
     optimizer: Optimizer
 
     def __init__(self, worker: int, net: nn.Module) -> None:
@@ -155,7 +155,7 @@ class World:
         self.gathering = Gathering(workers, seed=seed, most_s=most_s)
         self._hub, self._policy = PlayedHub(workers), policy
         self._words: list[SimpleQueue[dict[str, Any] | None]] = self._hub.told  # type: ignore[assignment]
-        self.judge: Judge | None = None
+        self.judge: CoordinatorThread | None = None
         self.seats = []
         for worker in range(workers):
             torch.manual_seed(1)
@@ -163,18 +163,18 @@ class World:
             seat.optimizer = make_optimizer(seat.net.parameters())
             named = [(name, one) for name, one in seat.net.named_parameters() if one.requires_grad]
             buffers = [one for _, one in buffers_of(seat.net)]
-            layout = Layout([one for _, one in named], buffers, workers, piece_bytes)
+            layout = BucketLayout([one for _, one in named], buffers, workers, piece_bytes)
             steps = PartialSteps(seat.optimizer)
             parts = (layout, self.gathering.of(worker), worker, steps)
             send = partial(self._said, worker)
             if policy is None:
-                make = partial(FreeRunning, *parts, clip_norm=clip_norm, delay=delay, delay_at=delay_at)
-                seat.driver = FreeDriver(make, steps, None, send, 0, False)
+                make = partial(FullSyncPlane, *parts, clip_norm=clip_norm, delay=delay, delay_at=delay_at)
+                seat.driver = FullSyncIterations(make, steps, None, send, 0, False)
                 seat.driver.plane._sits_out = partial(sits_out, worker)  # what a sampler would say
             else:
-                plane = Decided(*parts, clip_norm=clip_norm)
+                plane = QuorumPlane(*parts, clip_norm=clip_norm)
                 finishes_late = getattr(policy, "late", "cancel") == "finish"
-                seat.driver = DecidedDriver(plane, steps, None, send, 0, finishes_late)
+                seat.driver = QuorumIterations(plane, steps, None, send, 0, finishes_late)
             seat.driver.plane.on_version = partial(self._made, seat, dict(named))
             self._guard(seat)
             self.seats.append(seat)
@@ -212,7 +212,7 @@ class World:
         """Run a script in every worker to its end."""
         if self._policy is not None:
             hub: Any = self._hub
-            self.judge = Judge(self._policy, len(self.seats), hub, decides=True, ledger=Ledger(None, 1))
+            self.judge = CoordinatorThread(self._policy, len(self.seats), hub, decides=True, ledger=Ledger(None, 1))
             self.judge.start()
         ears = [threading.Thread(target=self._listen, args=(seat,), name=f"ear-{seat.worker}") for seat in self.seats]
         threads = [

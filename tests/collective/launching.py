@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -99,6 +100,17 @@ class Launcher:
             "environment": environment or {},
         }
         return Launch(self, self.ask(order)["pids"], folder)
+
+    def ran(self, script: Path, processes: int, folder: Path, *arguments: str) -> str:
+        """What the processes of a script for torchrun have written; fails with it where one did not end well."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(processes)}
+        launch = self.launch(str(script), processes, folder, *arguments, environment=where)
+        codes = launch.wait()
+        output = "\n".join(launch.text(worker) for worker in range(processes))
+        assert codes == [0] * processes, output
+        return output
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -12,12 +12,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from quorate.coordinator import Coordinator
+from quorate.data_parallel.batch_lending import BatchBorrower, LendingLedger, Lent, Now
+from quorate.data_parallel.engine import CollectiveEngine
 from quorate.engines.base import Job
-from quorate.engines.collective.judged import Judged
 from quorate.events import Event, Rebound
 from quorate.learner import Learning
-from quorate.parallel.borrowing import Borrowing, Lent, Now
-from quorate.parallel.lending import LendingLedger
 from quorate.policies import Policy
 from quorate.trace import Recorder
 
@@ -29,11 +28,15 @@ class Process:
 
     ahead: how many batches its DataLoader has loaded beyond the one that is computed.
     refuses: every so many gradients hold NaN (0: none).
+    leaves: after every so many iterations the script leaves its loop, and begins another (0: never).
     """
 
-    def __init__(self, worker: int, late: str, *, ahead: int, passes: int, refuses: int, epoch: int) -> None:
+    def __init__(
+        self, worker: int, late: str, *, ahead: int, passes: int, refuses: int, epoch: int, leaves: int = 0
+    ) -> None:
+        self._leaves = leaves
         self.worker, self._late, self._ahead, self._passes, self._refuses = worker, late, ahead, passes, refuses
-        self.borrowing = Borrowing(epoch)
+        self.borrowing = BatchBorrower(epoch)
         self.inbox: deque[dict[str, Any]] = deque()
         self.outbox: deque[dict[str, Any]] = deque()
         self.decided = 0  # the newest version that it knows will be made
@@ -43,7 +46,9 @@ class Process:
         self._loaded: deque[int] = deque()
         self._asking = self._pass_is_over = self._has_begun = False
         self._waits_for: int | None = None  # in step(): until this version is made
+        self._meets = False
         self.finished = False
+        self.ends: list[int] = []  # the version after each pass
         self.computed = 0
         self.applied: list[int] = []  # batches, by its own account
 
@@ -57,6 +62,11 @@ class Process:
             self.members[self.decided] = message["members"]
         elif message["kind"] == "over":
             self.finished = True
+        elif message["kind"] == "met":
+            assert self._meets and message["version"] == self.decided
+            self._meets = False
+            self._catch_up(self.decided)
+            self._end_pass()
         else:
             self.borrowing.heard(message)
 
@@ -68,7 +78,7 @@ class Process:
 
     def go_on(self) -> bool:
         """Do the next thing, if that can be done."""
-        if self.finished:
+        if self.finished or self._meets:
             return False
         if self._waits_for is not None:
             return self.leave_step()
@@ -77,15 +87,20 @@ class Process:
             if taken or not self._loaded or self._asking:
                 return taken
         if self._loaded:
-            self._compute()
-            return True
+            return self._compute()
+        assert self.borrowing.pass_is_over
+        self._meets = True
+        self._say("meet", lacking=False)
+        return True
+
+    def _end_pass(self) -> None:
+        self.ends.append(self.version)
         self._pass_is_over = False
         self._passes -= 1
         self.borrowing.begin_pass()
         if not self._passes:
             self._say("finished")
             self.finished = True
-        return True
 
     def _load(self) -> bool:
         asked_ahead = self.borrowing.in_hand is not None
@@ -108,14 +123,20 @@ class Process:
             self._catch_up(taken.version)
         return True
 
-    def _compute(self) -> None:
+    def _compute(self) -> bool:
         assert self._loaded[0] == self.borrowing.in_hand
+        if self.borrowing.holds_echo:
+            if self.borrowing.waits_in_echo:
+                return False
+            self._catch_up(self.version)
+            self._end_step()
+            return True
         if not self._has_begun:  # forward
             self._has_begun = True
             if self._late == "cancel":
                 self._catch_up(self.version)
             self._say("began", version=self.version)
-            return
+            return True
         self._has_begun = False
         self.computed += 1
         if self.decided > self.version:
@@ -128,6 +149,7 @@ class Process:
         else:
             self._say("arrived", version=self.version)
             self._waits_for = self.version + 1
+        return True
 
     def leave_step(self) -> bool:
         if self._waits_for is None or self.made < self._waits_for:
@@ -146,9 +168,14 @@ class Process:
     def _end_step(self) -> None:
         self._loaded.popleft()
         assert self.borrowing.computed()
+        echoes_only = all(lent.is_echo for lent in self.borrowing._held)
+        if self._leaves and self.computed % self._leaves == 0 and not (self._pass_is_over and echoes_only):
+            self._loaded.clear()
+            self._pass_is_over = self._asking = False
+            self.borrowing.begin_pass()
 
 
-class World(Judged):
+class World(CollectiveEngine):
     """The judge, and around it processes instead of connections."""
 
     def __init__(self, processes: Sequence[Process], choices: Sequence[int]) -> None:
@@ -182,7 +209,7 @@ class World(Judged):
     def _wait_for(self, version: int) -> None:
         self._made[version] = 0.0
 
-    def _next_said(self, timeout_s: float | None) -> tuple[float, int, dict[str, Any]] | None:
+    def _next_message(self, timeout_s: float | None) -> tuple[float, int, dict[str, Any]] | None:
         while True:
             choice = self._choices.popleft() if self._choices else None
             if choice is not None and choice % 13 == 0:
@@ -225,6 +252,7 @@ def run_world(
     samples: int = 23,
     batch_size: int = 2,
     refuses: int = 0,
+    leaves: int = 0,
     state: dict[str, Any] | None = None,
     updates: int | None = None,
 ) -> tuple[World, LendingLedger, Counter[int]]:
@@ -234,7 +262,7 @@ def run_world(
     """
     epoch = 0 if state is None else state["epoch"]
     processes = [
-        Process(worker, policy.late, ahead=depth, passes=passes - epoch, refuses=refuses, epoch=epoch)  # type: ignore[attr-defined]
+        Process(worker, policy.late, ahead=depth, passes=passes - epoch, refuses=refuses, epoch=epoch, leaves=leaves)  # type: ignore[attr-defined]
         for worker, depth in enumerate(ahead)
     ]
     world = World(processes, choices)

@@ -13,8 +13,8 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
-from quorate.engines.collective.control.hub import Inbox
-from quorate.parallel.judge import Judge
+from quorate.data_parallel.control.hub import Inbox
+from quorate.data_parallel.coordinator_thread import CoordinatorThread
 
 LONG_S = 30.0  # what is there at once
 _MOMENT_S = 0.0005
@@ -63,7 +63,7 @@ class Decided:
     def __init__(
         self,
         hub: PlayedHub,
-        judge: Judge,
+        judge: CoordinatorThread,
         batches: list[int],
         *,
         seed: int,
@@ -160,7 +160,7 @@ class Decided:
 
 
 def play_free_running(
-    hub: PlayedHub, judge: Judge, counts: list[int], delay: int, seed: int, *, made: bool = True,
+    hub: PlayedHub, judge: CoordinatorThread, counts: list[int], delay: int, seed: int, *, made: bool = True,
     sits_out: Callable[[int, int], bool] = lambda worker, round: False,
 ) -> None:  # fmt: skip
     """Every process is in every round; what they say comes in an order that is drawn, each one's in its own."""

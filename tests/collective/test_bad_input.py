@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import quorate
-from quorate.engines.collective.groups import _backend_for
+from quorate.data_parallel.process_group import _backend_for
 from quorate.errors import BadInput
 from tests.collective.launching import Launcher
 

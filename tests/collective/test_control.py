@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -10,18 +11,26 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.distributed import FileStore, HashStore, Store
 
-from quorate.engines.collective.control import Hub, Link, addresses, wire
-from quorate.engines.collective.control.wire import NoMessage, Unpacker, pack
+from quorate import BackupSync
+from quorate.data_parallel.control import Hub, Link, addresses, wire
+from quorate.data_parallel.control import hub as hub_module
+from quorate.data_parallel.control.hub import RELAYED
+from quorate.data_parallel.control.wire import NoMessage, Unpacker, pack
+from quorate.data_parallel.coordinator_thread import CoordinatorThread
 from quorate.errors import BadInput, ProcessLost, QuorateError
+from quorate.ledger import Ledger
 
 pytestmark = pytest.mark.collective
 
@@ -111,6 +120,14 @@ def test_more_than_the_system_takes_at_once_arrives_whole_and_in_order() -> None
         assert [hub.inbox.get(timeout=LONG_S)[2]["text"] for _ in texts] == texts
 
 
+@pytest.mark.parametrize("kind", RELAYED)
+def test_what_a_process_says_to_all_comes_with_its_number(kind: str) -> None:
+    with gathered(3) as (hub, links):
+        links[1].link.send(kind, round=4)
+        assert [link.message() for link in links] == [{"kind": kind, "round": 4, "worker": 1}] * 3
+        assert hub.inbox.empty()
+
+
 def test_sixty_four_links_speak_at_once() -> None:
     with gathered(64) as (hub, links):
         threads = [threading.Thread(target=link.link.send, args=("want",)) for link in links]
@@ -128,9 +145,8 @@ def test_sixty_four_links_speak_at_once() -> None:
 
 
 def test_all_end_in_any_order_without_an_error_anywhere() -> None:
-    lost: list[tuple[int, str]] = []
     store = HashStore()
-    hub = Hub(3, lambda worker, why: lost.append((worker, why)))
+    hub = Hub(3)
     hub.publish(store)
     links = [Heard(worker, store) for worker in range(3)]
     links[2].finish()
@@ -139,7 +155,7 @@ def test_all_end_in_any_order_without_an_error_anywhere() -> None:
     hub.close()  # before the links of those: they have finished, so they need not be asked
     for link in links[:2]:
         link.link.close()
-    assert not lost
+    assert [hub.inbox.get()[2]["kind"] for _ in range(hub.inbox.qsize())] == ["finished"] * 3  # and no loss
     assert all(link.failures.empty() for link in links)
 
 
@@ -225,7 +241,7 @@ def test_a_forked_child_does_not_keep_the_connection_of_its_dead_parent(tmp_path
     """As the processes of a data loader would."""
     code = (
         "import os, sys, time; from torch.distributed import FileStore; "
-        "from quorate.engines.collective.control import Link; "
+        "from quorate.data_parallel.control import Link; "
         "link = Link(1, FileStore(sys.argv[1], -1), print, print); "
         "child = os.fork()\n"
         "if child: print(child, flush=True)\n"
@@ -247,9 +263,13 @@ def test_a_forked_child_does_not_keep_the_connection_of_its_dead_parent(tmp_path
 # ---------------------------------------------------------------- who is turned away
 
 
+def framed(body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + body
+
+
 def turned_away(hub: Hub, data: bytes) -> bool:
     """Whether a stranger who says this finds the connection closed."""
-    with socket.create_connection(("127.0.0.1", hub._meeting.port), timeout=LONG_S) as stranger:
+    with socket.create_connection(("127.0.0.1", hub._address.port), timeout=LONG_S) as stranger:
         stranger.sendall(data)
         try:
             return stranger.recv(100) == b""
@@ -268,6 +288,12 @@ def turned_away(hub: Hub, data: bytes) -> bool:
         pack({"kind": "hello", "worker": 2, "pid": 1, "host": "h"}),
         pack({"kind": "arrived", "version": 1}),
         b"\xff" * 8,
+        framed(b'{"kind":"hello","worker":2,"token":"\\ud800"}'),
+        framed(b'{"kind":"hello","worker":2,"token":"\xc3\xa9"}'),
+        framed(b'{"kind":"\\udfff"}'),
+        framed(b'{"kind":"hello","worker":' + b"9" * 3000 + b',"token":"t"}'),
+        framed(b'{"kind":"hello","worker":' + b"[" * 3000 + b"}"),
+        framed('{"kind":"hello"}'.encode("utf-16")),
     ],
 )
 def test_strangers_are_turned_away_and_nobody_notices(said: bytes) -> None:
@@ -276,6 +302,136 @@ def test_strangers_are_turned_away_and_nobody_notices(said: bytes) -> None:
         links[1].link.send("want")
         assert hub.inbox.get(timeout=LONG_S)[1:] == (1, {"kind": "want"})
         assert all(link.failures.empty() for link in links)
+
+
+#: Any text, half surrogate pairs included.
+TEXTS = st.text(st.characters(exclude_categories=[]), max_size=20)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+KINDS = st.sampled_from(["hello", "bye", "beat", "lost", "over", "made", "end", *RELAYED, *hub_module._HEARD]) | TEXTS
+NAMES = st.sampled_from(["worker", "token", "pid", "host", "version", "round", "hyper", "total", "ask", "epoch", "why"])
+MESSAGES = st.builds(
+    lambda kind, fields: {**fields, "kind": kind}, KINDS, st.dictionaries(NAMES | TEXTS, VALUES, max_size=5)
+)
+FRAMES = MESSAGES.map(lambda one: framed(json.dumps(one).encode()))  # with half surrogate pairs, as `pack` never has
+NOISE = (
+    st.binary(max_size=60)
+    | st.binary(max_size=60).map(framed)
+    | VALUES.map(lambda one: framed(json.dumps(one).encode()))
+)
+
+
+def test_the_run_goes_on_whatever_strangers_send_to_a_living_hub() -> None:
+    with gathered(3, here=2) as (hub, links):
+        numbers = count()
+
+        @settings(max_examples=300)
+        @given(st.lists(FRAMES | NOISE, max_size=3))
+        def send(said: list[bytes]) -> None:
+            with socket.create_connection(("127.0.0.1", hub._address.port), timeout=LONG_S) as stranger:
+                with suppress(ConnectionError):
+                    for one in said:
+                        stranger.sendall(one)
+                number = next(numbers)
+                links[1].link.send("want", ask=number)
+                assert hub.inbox.get(timeout=LONG_S)[1:] == (1, {"kind": "want", "ask": number})
+                links[0].link.send("entering", round=number)
+                assert links[1].message() == {"kind": "entering", "round": number, "worker": 0}
+            assert all(link.failures.empty() for link in links)
+
+        send()
+        store = HashStore()
+        hub.publish(store)
+        Heard(2, store).link.close()  # its place is still free
+
+
+class Judging:
+    """A hub and a judge whose policy needs one of two workers: worker 0 behaves, worker 1 is the test's own socket."""
+
+    def __init__(self, to_close: ExitStack) -> None:
+        store = HashStore()
+        self.hub = Hub(2)
+        to_close.callback(self.hub.close, 0.0)
+        self.hub.publish(store)
+        self.honest = Heard(0, store)
+        to_close.callback(self.honest.link.close)
+        self.other = to_close.enter_context(socket.create_connection(("127.0.0.1", self.hub._address.port), LONG_S))
+        self.other.sendall(
+            pack({"kind": "hello", "worker": 1, "pid": 1, "host": "h", "token": self.hub._address.token})
+        )
+        assert self.other.recv(4) == framed(b'{"kind":"welcome"}')[:4]
+        self.judge = CoordinatorThread(BackupSync(1, 1), 2, self.hub, decides=True, ledger=Ledger(None, 1))
+        to_close.callback(self.judge.close, 0.0)
+        self.judge.start()
+
+    def goes_on_or_says_why(self) -> None:
+        """Worker 0 brings a gradient: there is a version, or the reason why there is none."""
+        self.honest.link.send("arrived", version=0)
+        end = monotonic() + LONG_S
+        while monotonic() < end:
+            with suppress(Empty):
+                if self.honest.messages.get(timeout=0.01)["kind"] in ("go", "over"):
+                    return
+            with suppress(Empty):
+                why = str(self.honest.failures.get_nowait())
+                assert "worker 1" in why, why
+                return
+        raise AssertionError("neither a version nor a reason")
+
+
+@settings(max_examples=60)
+@given(st.lists(FRAMES, min_size=1, max_size=3))
+def test_a_worker_that_sends_anything_at_all_ends_the_run_with_a_reason_or_not_at_all(said: list[bytes]) -> None:
+    with ExitStack() as to_close:
+        judging = Judging(to_close)
+        with suppress(ConnectionError):
+            for one in said:
+                judging.other.sendall(one)
+        judging.goes_on_or_says_why()
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"kind": "arrived"}, "worker 1 sent a arrived message that is not understood (KeyError: 'version')"),
+        (
+            {"kind": "arrived", "version": "1"},
+            "version, round, total, epoch, ask, steps are whole numbers, but it said",
+        ),
+        ({"kind": "end", "why": "I say so"}, "nobody knows the kind 'end'"),
+        ({"kind": "want", "total": 1, "much": 2}, "worker 1 sent a want message that is not understood"),
+    ],
+    ids=str,
+)
+def test_what_a_worker_says_that_makes_no_sense_ends_the_run_with_the_reason(said: dict[str, Any], reason: str) -> None:
+    with ExitStack() as to_close:
+        judging = Judging(to_close)
+        judging.other.sendall(pack(said))
+        assert reason in judging.honest.failure()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_crash_of_the_hubs_thread_is_no_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gathered(2) as (hub, links):
+
+        def breaks(now: float) -> None:
+            raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr(hub, "_look_for_silence", breaks)
+        links[1].link.send("want")
+        for link in links:
+            assert link.failure().startswith("worker 0's control thread failed (ZeroDivisionError: a bug)")
+        while hub.inbox.get(timeout=LONG_S)[2]["kind"] != "lost":  # the judge hears of it, too
+            pass
+
+
+def test_a_text_that_cannot_be_encoded_arrives_with_question_marks() -> None:
+    with gathered(2) as (_, links):
+        links[0].link.send("digest", digest="a \udc80 b")
+        assert links[1].message()["digest"] == "a ? b"
 
 
 def test_a_place_is_taken_once() -> None:
@@ -320,14 +476,14 @@ def test_an_address_where_nobody_answers_is_named_with_the_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     store = HashStore()
-    addresses.Meeting(["127.0.0.1"], port).publish(store)
+    addresses.HubAddress(["127.0.0.1"], port).publish(store)
     with pytest.raises(ProcessLost, match=f"127.0.0.1 port {port}: Connection refused.*; set QUORATE_ADDRESS there"):
         Link(1, store, lambda message: None, lambda error: None)
 
 
 def test_loopback_of_another_host_is_never_tried() -> None:
     store = HashStore()
-    addresses.Meeting(["127.0.0.1"], 9, network="another").publish(store)
+    addresses.HubAddress(["127.0.0.1"], 9, network="another").publish(store)
     with pytest.raises(ProcessLost, match="it listens on loopback only"):
         Link(1, store, lambda message: None, lambda error: None)
 
@@ -364,7 +520,7 @@ def test_with_several_hosts_it_listens_where_they_can_reach_it(monkeypatch: pyte
 def test_the_address_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUORATE_ADDRESS", "localhost")
     with gathered(1) as (hub, _):
-        assert hub._meeting.addresses == ["localhost"]
+        assert hub._address.addresses == ["localhost"]
     monkeypatch.setenv("QUORATE_ADDRESS", "no such host!")
     with pytest.raises(BadInput, match="QUORATE_ADDRESS is 'no such host!', which is no address"):
         Hub(1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.collective.launching import Launcher
 from tests.collective.torchrun import launched, torchrun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -35,11 +36,13 @@ def told_by_workers(output: str, workers: int) -> dict[int, tuple[int, int, floa
     return told
 
 
-def check_trained(told: dict[int, tuple[int, int, float]], epochs: int) -> None:
+def check_trained(
+    told: dict[int, tuple[int, int, float]], epochs: int, batch_size: int = BATCH, least: float = 90
+) -> None:
     """Each batch of each epoch was used once, whatever was dropped; and all have the same good parameters."""
-    assert sum(used for used, _, _ in told.values()) == epochs * -(-SAMPLES // BATCH)
+    assert sum(used for used, _, _ in told.values()) == epochs * -(-SAMPLES // batch_size)
     assert len({score for _, _, score in told.values()}) == 1
-    assert min(score for _, _, score in told.values()) > 90
+    assert min(score for _, _, score in told.values()) > least
 
 
 def check_late_was_dropped(told: dict[int, tuple[int, int, float]]) -> None:
@@ -56,14 +59,39 @@ def test_the_torchrun_script_with_full_sync() -> None:
     assert all(dropped == 0 for _, dropped, _ in told.values())
 
 
+@pytest.mark.collective
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("batch_size", [15, 17], ids=["even", "uneven"])  # 96 and 85 batches
+@pytest.mark.parametrize("options", [[], ["--backups", "1"]], ids=["full", "backup"])
+def test_the_torchrun_script_whether_batches_divide_among_the_processes_or_not(
+    launcher: Launcher, tmp_path: Path, workers: int, batch_size: int, options: list[str]
+) -> None:
+    options = [*options, "--epochs", "2", "--batch-size", str(batch_size)]
+    told = told_by_workers(launcher.ran(EXAMPLES / "torchrun_script.py", workers, tmp_path, *options), workers)
+    check_trained(told, 2, batch_size, least=15)  # after two epochs it is just better than chance
+
+
+@pytest.mark.collective
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_the_other_examples(launcher: Launcher, tmp_path: Path, workers: int) -> None:
+    (tmp_path / "elastic").mkdir()
+    folder = str(tmp_path / "elastic" / "run")
+    output = launcher.ran(EXAMPLES / "elastic.py", workers, tmp_path / "elastic", folder, "--updates", "30")
+    assert "ends at version 30" in output
+    (tmp_path / "measured").mkdir()
+    launcher.ran(EXAMPLES / "measure_ddp.py", workers, tmp_path / "measured", str(tmp_path / "times.csv"))
+    assert (tmp_path / "times.csv").exists()
+
+
 @pytest.mark.long
 def test_the_torchrun_script_with_a_backup_and_a_slow_process(tmp_path: Path) -> None:
-    options = ["--epochs", "4", "--backups", "1", "--straggler", "--trace", str(tmp_path / "run")]
+    epochs = 8  # after four the accuracy is 91 to 94 %: which gradients count depends on time
+    options = ["--epochs", str(epochs), "--backups", "1", "--straggler", "--trace", str(tmp_path / "run")]
     told = told_by_workers(torchrun(3, EXAMPLES / "torchrun_script.py", *options), 3)
-    check_trained(told, 4)
+    check_trained(told, epochs)
     check_late_was_dropped(told)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["samples"] == {"applied": 4 * SAMPLES, "distinct": SAMPLES}
+    assert summary["samples"] == {"applied": epochs * SAMPLES, "distinct": SAMPLES}
 
 
 def test_at_most_five_lines_differ_from_ddp() -> None:
@@ -81,11 +109,12 @@ def test_the_guide_names_each_example(name: str) -> None:
 
 @pytest.mark.integrations
 @needs_accelerate
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, 3, 4])
 def test_the_accelerate_script(workers: int) -> None:
-    options = ["--epochs", "4", *(["--backups", "1", "--straggler"] if workers == 3 else [])]
+    epochs = 4 if workers == 2 else 8  # more processes make fewer updates an epoch, a slow one fewer still
+    options = ["--epochs", str(epochs), *(["--backups", "1", "--straggler"] if workers == 3 else [])]
     told = told_by_workers(torchrun(workers, EXAMPLES / "accelerate_script.py", *options), workers)
-    check_trained(told, 4)
+    check_trained(told, epochs)
     if workers == 3:
         check_late_was_dropped(told)
 
@@ -113,12 +142,13 @@ def test_accelerate_gives_the_numbers_of_its_own_ddp(tmp_path: Path) -> None:
 
 @pytest.mark.integrations
 @needs_fabric
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, 3, 4])
 def test_the_fabric_script(workers: int, tmp_path: Path) -> None:
-    options = ["--epochs", "4", "--workers", str(workers), "--save", str(tmp_path / "saved")]
+    epochs = 4 if workers == 2 else 8
+    options = ["--epochs", str(epochs), "--workers", str(workers), "--save", str(tmp_path / "saved")]
     options += ["--backups", "1", "--straggler"] if workers == 3 else []
     told = told_by_workers(launched([sys.executable, str(EXAMPLES / "fabric_script.py"), *options]), workers)
-    check_trained(told, 4)
+    check_trained(told, epochs)
     assert (tmp_path / "saved").exists()
     if workers == 3:
         check_late_was_dropped(told)

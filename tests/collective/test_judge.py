@@ -12,15 +12,15 @@ import pytest
 from torch.distributed import HashStore
 
 import quorate
-from quorate.engines.collective.control import Hub, Link
-from quorate.engines.collective.judged import ALL_HAVE_FINISHED
-from quorate.engines.collective.tickets import Book
+from quorate.coordinator import ALL_HAVE_FINISHED
+from quorate.data_parallel.control import Hub, Link
+from quorate.data_parallel.coordinator_thread import CLOSED, CoordinatorThread
+from quorate.data_parallel.fixed_batches import FixedLedger
+from quorate.data_parallel.ticket_matching import TicketMatching
 from quorate.errors import BadInput, ProcessLost
 from quorate.events import Abandoned, Arrived, Event, Rebound, Refused, Ticket
 from quorate.ledger import Ledger
 from quorate.metrics import metrics_of
-from quorate.parallel.judge import CLOSED, Judge
-from quorate.parallel.seating import SeatedLedger
 from quorate.trace import Recorder, read_trace
 from tests.collective.played import LONG_S, Decided, PlayedHub, play_free_running
 from tests.laws.checker import LawChecker, demand
@@ -61,9 +61,9 @@ class Clock(Recorder):
 
 def judge_for(
     policy: quorate.Policy, hub: PlayedHub, ledger: Ledger | None = None, laws: Recorder | None = None, **options: Any
-) -> Judge:
+) -> CoordinatorThread:
     checker = Laws(policy, hub.workers, 10**9, 1) if laws is None else laws
-    judge = Judge(
+    judge = CoordinatorThread(
         policy,
         hub.workers,
         hub,  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def judge_for(
     return judge
 
 
-def close_and_look(judge: Judge, out: Path, wait_s: float = LONG_S) -> list[dict[str, Any]]:
+def close_and_look(judge: CoordinatorThread, out: Path, wait_s: float = LONG_S) -> list[dict[str, Any]]:
     """Close, hold the trace against its replay and its metrics, and give its records."""
     judge.close(wait_s)
     assert judge.error is None
@@ -205,7 +205,7 @@ def test_who_has_no_batch_in_the_last_round_of_an_epoch_sits_it_out(
     hub = PlayedHub(3)
     policy = quorate.FullSync() if delay is None else quorate.Delayed(delay)
     laws = LawChecker(policy, 3, batches=10, epochs=2)
-    judge = judge_for(policy, hub, SeatedLedger(10, 1, 3), laws, decides=False, out=tmp_path)
+    judge = judge_for(policy, hub, FixedLedger(10, 1, 3), laws, decides=False, out=tmp_path)
     play_free_running(
         hub, judge, [8, 8, 8], delay or 0, seed, sits_out=lambda worker, round: round % 4 == 3 and worker > 0
     )
@@ -300,26 +300,24 @@ def test_gradients_that_hold_nan_again_and_again_end_the_run_for_all() -> None:
 )
 def test_a_policy_that_cannot_be_run_is_refused_with_the_engines_that_can(policy: quorate.Policy) -> None:
     with pytest.raises(BadInput, match=f"cannot run policy '{policy.name}'.*use the local, ray or simulated engine"):
-        Judge(policy, 2, PlayedHub(2), decides=True, ledger=Ledger(None, 1))  # type: ignore[arg-type]
+        CoordinatorThread(policy, 2, PlayedHub(2), decides=True, ledger=Ledger(None, 1))  # type: ignore[arg-type]
 
 
 def test_a_quorum_above_the_processes_is_refused() -> None:
     with pytest.raises(BadInput, match="quorum is 3, but the run has 2 workers"):
-        Judge(quorate.BackupSync(3), 2, PlayedHub(2), decides=True, ledger=Ledger(None, 1))  # type: ignore[arg-type]
+        CoordinatorThread(quorate.BackupSync(3), 2, PlayedHub(2), decides=True, ledger=Ledger(None, 1))  # type: ignore[arg-type]
 
 
-def test_a_folder_that_holds_a_run_is_refused_unless_it_may_be_overwritten(tmp_path: Path) -> None:
-    def judge(out: Path, **options: Any) -> Judge:
+def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    def judge(out: Path) -> CoordinatorThread:
         hub: Any = PlayedHub(1)
-        return Judge(quorate.FullSync(), 1, hub, decides=True, ledger=Ledger(None, 1), out=out, **options)
+        return CoordinatorThread(quorate.FullSync(), 1, hub, decides=True, ledger=Ledger(None, 1), out=out)
 
     (tmp_path / "trace.jsonl").write_text("old")
     with pytest.raises(BadInput, match=r"already holds a run \(trace.jsonl\); name another"):
         judge(tmp_path)
     with pytest.raises(BadInput, match="which is a file; name a folder"):
         judge(tmp_path / "trace.jsonl")
-    judge(tmp_path, overwrite=True)
-    assert not (tmp_path / "trace.jsonl").exists()
 
 
 # ---------------------------------------------------------------- which ticket is meant
@@ -329,16 +327,16 @@ def ticket(number: int, version: int, worker: int = 0) -> Ticket:
     return Ticket(number, worker, 0, version, number, 1)
 
 
-def said(book: Book, kind: str, version: int) -> list[Event]:
+def said(book: TicketMatching, kind: str, version: int) -> list[Event]:
     return list(book.said(5.0, 0, {"kind": kind, "version": version}))
 
 
 @pytest.fixture
-def book() -> Book:
-    return Book(1, Ledger(None, 1), in_order=False)
+def book() -> TicketMatching:
+    return TicketMatching(1, Ledger(None, 1), in_order=False)
 
 
-def test_what_comes_before_its_ticket_is_kept_for_it(book: Book) -> None:
+def test_what_comes_before_its_ticket_is_kept_for_it(book: TicketMatching) -> None:
     assert said(book, "arrived", 0) == []
     assert book.ready_events(6.0) == []
     book.start(ticket(0, 0))
@@ -347,7 +345,7 @@ def test_what_comes_before_its_ticket_is_kept_for_it(book: Book) -> None:
 
 
 @pytest.mark.parametrize("kind", ["arrived", "abandoned", "refused"])
-def test_what_comes_for_a_cancelled_ticket_is_that_ones_last_word(book: Book, kind: str) -> None:
+def test_what_comes_for_a_cancelled_ticket_is_that_ones_last_word(book: TicketMatching, kind: str) -> None:
     old, new = ticket(0, 0), ticket(1, 1)
     book.start(old)
     book.cancel(old, 3.0)
@@ -357,7 +355,7 @@ def test_what_comes_for_a_cancelled_ticket_is_that_ones_last_word(book: Book, ki
     assert said(book, "arrived", 1) == [Arrived(5.0, new)]
 
 
-def test_tickets_that_were_never_begun_are_forgotten(book: Book) -> None:
+def test_tickets_that_were_never_begun_are_forgotten(book: TicketMatching) -> None:
     for version in range(5):
         book.version = version
         book.start(started := ticket(version, version))
@@ -366,13 +364,13 @@ def test_tickets_that_were_never_begun_are_forgotten(book: Book) -> None:
     assert said(book, "abandoned", 2) == []
 
 
-def test_late_work_that_is_left_to_finish_arrives(book: Book) -> None:
+def test_late_work_that_is_left_to_finish_arrives(book: TicketMatching) -> None:
     book.start(late := ticket(0, 0))
     book.version = 2
     assert said(book, "arrived", 0) == [Arrived(5.0, late)]
 
 
-def test_a_process_that_went_on_from_a_newer_version_brings_the_older_ticket_first(book: Book) -> None:
+def test_a_process_that_went_on_from_a_newer_version_brings_the_older_ticket_first(book: TicketMatching) -> None:
     book.start(older := ticket(0, 2))
     book.version = 3
     assert said(book, "arrived", 3) == [Arrived(5.0, older)]  # which the policy drops, since its version is over
@@ -380,7 +378,7 @@ def test_a_process_that_went_on_from_a_newer_version_brings_the_older_ticket_fir
     assert book.ready_events(6.0) == [Arrived(5.0, newer)]
 
 
-def test_a_process_that_went_on_from_the_version_before_has_its_ticket_renewed(book: Book) -> None:
+def test_a_process_that_went_on_from_the_version_before_has_its_ticket_renewed(book: TicketMatching) -> None:
     book.version = 3
     book.start(older := ticket(0, 3))
     assert said(book, "arrived", 2) == [Rebound(5.0, older)]
@@ -389,12 +387,12 @@ def test_a_process_that_went_on_from_the_version_before_has_its_ticket_renewed(b
     assert said(book, "arrived", 3) == [Arrived(5.0, newer)]
 
 
-def test_a_process_that_gives_up_work_that_is_not_late_has_its_ticket_renewed(book: Book) -> None:
+def test_a_process_that_gives_up_work_that_is_not_late_has_its_ticket_renewed(book: TicketMatching) -> None:
     book.start(given_up := ticket(0, 0))
     assert said(book, "abandoned", 0) == [Rebound(5.0, given_up)]
 
 
-def test_a_refused_gradient_is_refused(book: Book) -> None:
+def test_a_refused_gradient_is_refused(book: TicketMatching) -> None:
     book.start(bad := ticket(0, 0))
     assert said(book, "refused", 0) == [Refused(5.0, bad)]
 
@@ -408,7 +406,7 @@ def test_a_judge_decides_over_a_real_hub(tmp_path: Path) -> None:
     hub.publish(store)
     told = PlayedHub(3)
     links = [Link(worker, store, told.told[worker].put, lambda error: None) for worker in range(3)]
-    judge = Judge(quorate.BackupSync(2, 1), 3, hub, decides=True, ledger=Ledger(None, 1), out=tmp_path)
+    judge = CoordinatorThread(quorate.BackupSync(2, 1), 3, hub, decides=True, ledger=Ledger(None, 1), out=tmp_path)
     judge.start()
     for version in range(5):
         for link in links[:2]:

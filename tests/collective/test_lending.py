@@ -13,14 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quorate.data_parallel.batch_lending import LendingLedger
+from quorate.data_parallel.fixed_batches import FixedLedger
 from quorate.events import Ticket
 from quorate.ledger import Ledger
-from quorate.parallel.lending import LendingLedger
-from quorate.parallel.seating import SeatedLedger
 from quorate.policies import AdaptiveBackup, BackupSync, Deadline, Delayed, FullSync, Policy
-from quorate.replaying import RecordedLedger, replay
-from quorate.trace import Recorder, Update
-from quorate.tracewriting import TraceWriter
+from quorate.trace import Recorder, TraceWriter, Update
+from quorate.trace_replay import RecordedLedger, replay
 from tests.collective.lent_world import run_world
 from tests.laws.chaos import run_chaos
 from tests.laws.checker import LawChecker
@@ -65,16 +64,25 @@ def test_each_sample_is_applied_exactly_once_per_epoch(
 
 
 @settings(max_examples=400)
-@given(crowds(most_ahead=4), CHOICES)
-def test_with_loaders_that_ask_ahead_nothing_is_applied_twice_or_forgotten(
-    crowd: tuple[Policy, list[int]], choices: list[int]
+@given(crowds(most_ahead=4), CHOICES, st.sampled_from([0, 0, 5]), st.sampled_from([0, 0, 2]))
+def test_with_loaders_that_ask_ahead_too_and_a_pass_ends_for_all_at_one_version(
+    crowd: tuple[Policy, list[int]], choices: list[int], refuses: int, leaves: int
 ) -> None:
     policy, ahead = crowd
-    laws = Laws(policy, len(ahead), BATCHES, PASSES)
-    _, ledger, applied = run_world(policy, choices, [laws], ahead=ahead, passes=PASSES)
+    laws = LawChecker(policy, len(ahead), BATCHES, PASSES)
+    made: list[int] = []  # the version with which each epoch was used up
+
+    class Ends(Recorder):
+        def applied(self, time: float, update: Update) -> None:
+            if len(laws.uses) == BATCHES * (len(made) + 1):
+                made.append(update.version)
+
+    options: dict[str, Any] = {"ahead": ahead, "passes": PASSES, "refuses": refuses, "leaves": leaves}
+    world, _, applied = run_world(policy, choices, [laws, Ends()], **options)
     assert applied == laws.uses
-    left = ledger.state()
-    assert sorted([*applied, *left["returned"]]) == list(range(left["next"]))
+    assert len({tuple(process.ends) for process in world.processes}) == 1
+    if not refuses:
+        assert world.processes[0].ends == made
 
 
 @settings(max_examples=60)
@@ -296,7 +304,7 @@ class Uses(Recorder):
 def test_seats_follow_from_the_round(policy: Callable[[], Policy], choices: list[int]) -> None:
     uses = Uses()
 
-    class Ends(SeatedLedger):
+    class Ends(FixedLedger):
         """Says when three epochs are used up, as a script does by ending."""
 
         @property

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from quorate import BackupSync, BadInput, QuorateError
-from quorate.engines.collective.partial_steps import PartialSteps
-from quorate.engines.collective.reading import Gate, Guard
+from quorate.data_parallel.lazy_tensors import Gate, Guard
+from quorate.data_parallel.optimizer_steps import PartialSteps
 from tests.collective.fake_group import Seat, World
+
+#: Workers are late on purpose, and have no sampler.
+pytestmark = pytest.mark.filterwarnings("ignore:a gradient of some samples was not used")
 
 
 def _net() -> nn.Module:
@@ -49,6 +52,25 @@ def test_a_schedule_goes_on_where_a_worker_sits_rounds_out() -> None:
     world.run(script)
     assert world.check_identical() == 6
     assert seen == {0: [1, 2, 3, 4, 5, 6], 1: [2, 4, 6]}
+
+
+def test_a_dropped_gradient_counts_the_samples_of_all_its_micro_batches() -> None:
+    world = World(_net, _sgd, 2, policy=BackupSync(1, 1))
+    lost: list[int | None] = []
+
+    def script(seat: Seat) -> None:
+        for iteration in range(3):
+            for part in range(4):
+                seat.driver.begin(3)
+                seat.net(_batch(seat.worker, 4 * iteration + part)).square().mean().backward()
+            if seat.worker == 1:
+                time.sleep(0.3)
+            receipt = seat.step()
+            if not receipt.applied and not receipt.over:
+                lost.append(receipt.lost_samples)
+
+    world.run(script)
+    assert lost and set(lost) == {12}
 
 
 def test_learning_rates_that_differ_are_found_at_the_next_update() -> None:

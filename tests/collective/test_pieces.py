@@ -16,15 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from quorate.engines.collective import pace
-from quorate.engines.collective.layout import Layout, piece_bytes_for
-from quorate.engines.collective.ordering import Order
-from quorate.engines.collective.pace import Pace
-from quorate.engines.collective.partial_steps import PartialSteps
-from quorate.engines.collective.plane import Plane
-from quorate.engines.collective.rounds import Round
-from quorate.engines.collective.slots import Slot
-from quorate.parallel.stopwatch import Stopwatch
+from quorate.data_parallel import process_group
+from quorate.data_parallel.buckets import BucketLayout, PieceOrder, RoundBuffers, piece_bytes_for
+from quorate.data_parallel.iterations import Stopwatch
+from quorate.data_parallel.optimizer_steps import PartialSteps
+from quorate.data_parallel.plane import Plane, Round
 from tests.collective.fake_group import Gathering
 
 # ------------------------------------------------------------ buffers
@@ -58,10 +54,10 @@ def test_what_comes_back_is_exactly_the_weighted_mean(
 ) -> None:
     parameters = [_tensor(*kind) for kind in kinds]
     state = [torch.zeros(5, dtype=dtype) for dtype in buffers]
-    layout = Layout(parameters, state, len(weights), piece_bytes)
+    layout = BucketLayout(parameters, state, len(weights), piece_bytes)
     tensors, draw = [*parameters, *state], torch.Generator().manual_seed(seed)
     weights = [*weights[:-1], 2.0]  # somebody contributes
-    rounds = [Round(1, Slot(layout), layout, worker, weight) for worker, weight in enumerate(weights)]
+    rounds = [Round(1, RoundBuffers(layout), layout, worker, weight) for worker, weight in enumerate(weights)]
     expected: list[Tensor | None] = []
     for member, tensor in enumerate(tensors):
         total: Tensor | None = None
@@ -99,7 +95,7 @@ def test_what_comes_back_is_exactly_the_weighted_mean(
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=20), st.sampled_from([None, 4, 100, 1000]))
 def test_every_element_is_in_one_piece_and_none_overlap(sizes: list[int], piece_bytes: int | None) -> None:
-    layout = Layout([torch.zeros(size) for size in sizes], [], 3, piece_bytes)
+    layout = BucketLayout([torch.zeros(size) for size in sizes], [], 3, piece_bytes)
     assert sorted(member for bucket in layout.buckets for member in bucket.members) == list(range(len(sizes)))
     for bucket in layout.buckets:
         header, end, place = layout.header.length(len(bucket.members)), 0, 0
@@ -115,38 +111,28 @@ def test_every_element_is_in_one_piece_and_none_overlap(sizes: list[int], piece_
 
 def test_a_bias_travels_with_the_weight_beside_it() -> None:
     shapes = [(100,), (100, 100), (100,), (100, 100), (100,), (10, 100), (10,)]
-    layout = Layout([torch.zeros(shape) for shape in shapes], [], 2, piece_bytes=8_000)
+    layout = BucketLayout([torch.zeros(shape) for shape in shapes], [], 2, piece_bytes=8_000)
     assert [bucket.members for bucket in layout.buckets] == [(6, 5, 4), (3,), (2, 1), (0,)]
     assert [len(bucket.pieces) for bucket in layout.buckets] == [1, 4, 5, 1]
 
 
-def test_a_round_travels_in_one_piece_where_cores_are_what_is_scarce() -> None:
-    parameters = [torch.zeros(1 << 20)]
-    slow, fast = Pace(1e-3, 1e-7), Pace(1e-3, 1e-12)
-    assert piece_bytes_for(parameters, slow, 8) == (1 << 22) // 8
-    assert piece_bytes_for(parameters, slow._replace(contention=1.0), 8) == 1 << 22
-    assert piece_bytes_for(parameters, fast, 8) > 1 << 22
-    assert piece_bytes_for(parameters, Pace(0.0, 0.0), 8) == (1 << 22) // 8
+def test_how_much_travels_at_once_follows_from_sizes_alone() -> None:
+    parameters = [torch.zeros(1 << 22)]
+    assert piece_bytes_for(parameters, 8) == (1 << 24) // 8
+    assert piece_bytes_for(parameters, 1) == 1 << 24
+    assert piece_bytes_for([torch.zeros(10)], 8) == 1 << 20  # an all-reduce has a price, whatever its size
 
 
 @pytest.mark.parametrize("says", ["", "nonsense", "1 2", "7 500000000 3"])
-def test_a_pace_is_measured_whatever_the_system_says_of_its_threads(
+def test_contention_is_measured_whatever_the_system_says_of_its_threads(
     says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The counter stands still here, so nobody waited for a core; without one, that is what is assumed."""
     (tmp_path / "1").mkdir()
     if says:
         (tmp_path / "1" / "schedstat").write_text(says)
-    monkeypatch.setattr(pace, "_TASKS", tmp_path)
-    seen: list[int] = []
-
-    def allreduce(tensor: Tensor) -> None:
-        seen.append(tensor.numel())
-        tensor.mul_(3)  # three workers that are all alike
-
-    found = pace.measure(allreduce, 3, torch.device("cpu"))
-    assert found.latency_s > 0 and found.byte_s >= 0 and found.contention == 0.0
-    assert len(set(seen)) == 3, "nothing, much, and what was found"
+    monkeypatch.setattr(process_group, "_TASKS", tmp_path)
+    assert process_group.contention(lambda tensor: None, 3, torch.device("cpu")) == 0.0
 
 
 def test_waiting_for_a_core_is_contention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,13 +146,13 @@ def test_waiting_for_a_core_is_contention(tmp_path: Path, monkeypatch: pytest.Mo
         for thread in "12":
             (tmp_path / thread / "schedstat").write_text(f"5 {waited_ns} 3")
 
-    monkeypatch.setattr(pace, "_TASKS", tmp_path)
-    assert pace.measure(allreduce, 1, torch.device("cpu")).contention == 1.0
+    monkeypatch.setattr(process_group, "_TASKS", tmp_path)
+    assert process_group.contention(allreduce, 1, torch.device("cpu")) == 1.0
 
 
 def test_a_gradient_accumulated_in_place_is_weighed_once() -> None:
-    layout = Layout([torch.zeros(4)], [], 1, None)
-    slot = Slot(layout)
+    layout = BucketLayout([torch.zeros(4)], [], 1, None)
+    slot = RoundBuffers(layout)
     slot.fill(0, torch.ones(4), 1.0)
     inside = slot.average(layout.buckets[0], 1.0)[0]
     slot.fill(0, inside, 3.0)
@@ -175,8 +161,8 @@ def test_a_gradient_accumulated_in_place_is_weighed_once() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_slot_sees_what_is_not_finite(bad: float) -> None:
-    layout = Layout([torch.zeros(50), torch.zeros(3, 3)], [], 2, 40)
-    slot = Slot(layout)
+    layout = BucketLayout([torch.zeros(50), torch.zeros(3, 3)], [], 2, 40)
+    slot = RoundBuffers(layout)
     slot.fill(0, torch.ones(50), 1.0)
     assert slot.is_finite()
     slot.fill(1, torch.full((3, 3), bad), 1.0)
@@ -187,14 +173,14 @@ def test_a_slot_sees_what_is_not_finite(bad: float) -> None:
 
 
 def _exchanged(
-    layout: Layout, readiness: list[list[int]], seed: int, before: list[int | None] | None = None
+    layout: BucketLayout, readiness: list[list[int]], seed: int, before: list[int | None] | None = None
 ) -> list[list[tuple[int, int]]]:
     """By worker, the pieces in the order in which it let them go; buckets become ready in the orders given."""
     gathering = Gathering(len(readiness), seed=seed, most_s=0.002)
     orders: list[list[tuple[int, int]]] = [[] for _ in readiness]
     threads = []
     for worker, ready in enumerate(readiness):
-        round = Round(0, Slot(layout), layout, worker, 1.0)
+        round = Round(0, RoundBuffers(layout), layout, worker, 1.0)
         changed = threading.Condition()
         plane: Any = SimpleNamespace(_group=gathering.of(worker), before_complete=lambda: None, changed=changed)
 
@@ -217,7 +203,7 @@ def _exchanged(
 
         plane.wait_for, round.leave = wait_for, leave  # type: ignore[method-assign]
         plane._land = lambda round, piece, work, plane=plane: Plane._land(plane, round, piece, work)
-        order = Order(layout.buckets, layout.urgency, before)
+        order = PieceOrder(layout.buckets, layout.urgency, before)
         threads += [
             threading.Thread(target=fill),
             threading.Thread(target=Plane._exchange, args=(plane, round, order)),
@@ -233,7 +219,7 @@ def _exchanged(
 @settings(max_examples=25)
 def test_all_workers_choose_the_same_order_whatever_comes_when(data: Any, seed: int) -> None:
     sizes = data.draw(st.lists(st.integers(11, 60), min_size=4, max_size=10))
-    layout = Layout([torch.zeros(size) for size in sizes], [], 3, 80)
+    layout = BucketLayout([torch.zeros(size) for size in sizes], [], 3, 80)
     numbers = [bucket.number for bucket in layout.buckets]
     places = st.lists(st.none() | st.integers(0, 12), min_size=len(numbers), max_size=len(numbers))
     before = data.draw(st.none() | places, label="when they were ready in the round before")
@@ -244,8 +230,8 @@ def test_all_workers_choose_the_same_order_whatever_comes_when(data: Any, seed: 
 
 
 def test_what_all_have_ready_goes_by_urgency_and_otherwise_in_the_order_of_backward() -> None:
-    layout = Layout([torch.zeros(10) for _ in range(5)], [], 2, 40)  # bucket 0 holds the last parameter
-    order = Order(layout.buckets, layout.urgency)
+    layout = BucketLayout([torch.zeros(10) for _ in range(5)], [], 2, 40)  # bucket 0 holds the last parameter
+    order = PieceOrder(layout.buckets, layout.urgency)
     assert order.next().bucket == 0  # nothing is known yet
     order.heard([0, 0, 1, 0, 1])
     assert order.next().bucket == 3  # bucket 4 is more urgent, but one is not ready with it
@@ -343,7 +329,7 @@ def test_a_parameter_whose_memory_was_replaced_is_updated_where_it_is_now() -> N
 
 def test_a_stopwatch_takes_apart_data_computing_and_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("quorate.parallel.stopwatch.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("quorate.data_parallel.iterations.time.monotonic", lambda: now[0])
     watch = Stopwatch()
     now[0] = 102.0
     watch.begin(10.0)

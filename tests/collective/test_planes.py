@@ -24,6 +24,9 @@ from quorate.learner import digest
 from quorate.policies import AdaptiveBackup, Policy
 from tests.collective.fake_group import Seat, World
 
+#: Workers are late on purpose, and have no sampler.
+pytestmark = pytest.mark.filterwarnings("ignore:a gradient of some samples was not used")
+
 WORKERS = 3
 
 

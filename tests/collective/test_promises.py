@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quorate.engines.collective.pending import PendingGradient, plain
-from quorate.engines.collective.reading import Gate, Guard
+from quorate.data_parallel.lazy_tensors import Gate, Guard, PendingGradient, plain
 
 # ------------------------------------------------------------ promised gradients
 

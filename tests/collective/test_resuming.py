@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from quorate.checkpoint import CheckpointFolder, Loaded
+from quorate.data_parallel import resuming
+from quorate.data_parallel.resuming import Resumed, StartExchange, newest_of_all, saving_if_asked, start_saving
 from quorate.errors import BadInput
-from quorate.parallel import resuming
-from quorate.parallel.resuming import Resumed, Together, newest_of_all, saving_if_asked, start_saving
 from tests.checkpoint.states import same, some_state
 from tests.collective.test_saving import Script
 
@@ -46,7 +46,7 @@ class Meeting:
         return list(self._table)
 
 
-def on_each(workers: int, work: Callable[[int, Together], Any]) -> list[Any]:
+def on_each(workers: int, work: Callable[[int, StartExchange], Any]) -> list[Any]:
     """What each of so many workers gives, or raises."""
     table: list[Any] = [None] * workers
     barrier = threading.Barrier(workers)
@@ -54,7 +54,7 @@ def on_each(workers: int, work: Callable[[int, Together], Any]) -> list[Any]:
 
     def run(worker: int) -> None:
         try:
-            outcomes[worker] = work(worker, Together(Meeting(worker, table, barrier)))
+            outcomes[worker] = work(worker, StartExchange(Meeting(worker, table, barrier)))
         except BadInput as refusal:
             outcomes[worker] = refusal
 
@@ -175,7 +175,7 @@ def test_a_checkpoint_of_another_model_is_refused_on_all(tmp_path: Path) -> None
 def test_a_folder_in_some_processes_only_is_refused_on_all(tmp_path: Path) -> None:
     places = [tmp_path, None]
 
-    def work(worker: int, together: Together) -> Any:
+    def work(worker: int, together: StartExchange) -> Any:
         return saving_if_asked(together.group, torch.device("cpu"), places[worker], lambda: Script(tmp_path).saver)
 
     for outcome in on_each(2, work):
@@ -185,8 +185,8 @@ def test_a_folder_in_some_processes_only_is_refused_on_all(tmp_path: Path) -> No
 def test_something_to_save_without_a_folder_is_refused_on_all(tmp_path: Path) -> None:
     also: list[Any] = [None, {"scheduler": None}]
 
-    def work(worker: int, together: Together) -> Any:
-        make = Script(tmp_path).saver
+    def work(worker: int, together: StartExchange) -> Any:
+        make = Script(tmp_path / str(worker)).saver  # two savers in one folder would sweep each other's files
         return saving_if_asked(together.group, torch.device("cpu"), None, lambda: make, also[worker])
 
     for outcome in on_each(2, work):
@@ -194,19 +194,17 @@ def test_something_to_save_without_a_folder_is_refused_on_all(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("shares", "restarts", "warns"), [("True", "2", True), ("True", "0", False), ("False", "2", False)]
+    ("shares", "restarts", "refused"), [("True", "2", True), ("True", "0", False), ("False", "2", False)]
 )
-def test_the_store_that_torchrun_shares_between_lives_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: str, restarts: str, warns: bool
+def test_a_store_that_torchrun_shares_between_lives_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: str, restarts: str, refused: bool
 ) -> None:
+    """A restart would hang in `init_process_group`."""
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", shares)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
     script = Script(tmp_path)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        on_each(
-            1,
-            lambda _, together: saving_if_asked(together.group, torch.device("cpu"), tmp_path, lambda: script.saver),
-        )
-    sentences = [str(one.message) for one in told]
-    assert ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in one for one in sentences] == [True] * warns
+    (outcome,) = on_each(
+        1, lambda _, together: saving_if_asked(together.group, torch.device("cpu"), tmp_path, lambda: script.saver)
+    )
+    assert isinstance(outcome, BadInput) == refused
+    assert ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in str(outcome)) == refused

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from quorate.data_parallel.sampler import Sampler
 from quorate.errors import BadInput, QuorateError
 from quorate.ledger import Ledger
-from quorate.parallel.sampler import Sampler
 
 pytestmark = pytest.mark.collective
 
@@ -62,6 +62,17 @@ def test_workers_share_an_epoch_as_the_ledger_cuts_it() -> None:
         assert used == Counter(range(SAMPLES))
 
 
+def test_a_loader_has_a_length_before_the_model_is_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules are made of it, so it is the same in every process: that of process 0, whose schedule counts."""
+    monkeypatch.setenv("WORLD_SIZE", str(WORKERS))
+    for worker, share in ((0, 6), (4, 4)):
+        sampler = Sampler(22, 1, accumulate=2)
+        loader = DataLoader(numbers(22), batch_sampler=sampler)
+        assert len(loader) == len(sampler) == 6
+        sampler.bind(worker, WORKERS, decided=False)
+        assert len(loader) == share
+
+
 def test_epochs_follow_by_themselves_and_differ() -> None:
     sampler = seated(1)
     first, second = a_pass(sampler), a_pass(sampler)
@@ -77,7 +88,6 @@ def test_who_has_no_batch_in_the_last_round_sits_it_out() -> None:
 
 def test_a_worker_knows_how_many_samples_each_of_its_batches_has() -> None:
     sampler = seated(1)  # which has the last batch of the epoch, the short one
-    assert [sampler.samples_of(number) for number in range(6)] == [2, 2, 1, 2, 2, 1]
     seen = []
     for _ in sampler:
         seen.append(sampler.samples_in_hand)
@@ -140,6 +150,56 @@ def test_a_resumed_sampler_goes_on_where_it_was(steps: int) -> None:
     assert done == expected
 
 
+@pytest.mark.parametrize("before", [1, 3, 5])
+@pytest.mark.parametrize("after", [1, 2, 4, 11])
+@pytest.mark.parametrize("rounds", [0, 1, 2, 3, 4, 6])
+def test_another_number_of_processes_goes_on_with_what_is_left(before: int, after: int, rounds: int) -> None:
+    """Each sample counts once an epoch, and all processes make the same number of passes."""
+    used: list[Counter[int]] = [Counter(), Counter(), Counter()]
+    state: dict[str, Any] = {}
+    for worker in reversed(range(before)):  # worker 0's state is saved
+        sampler = Sampler(SAMPLES, BATCH, seed=5)
+        sampler.bind(worker, before, decided=False)
+        for _ in range(rounds):
+            if not sampler.sits_out(_):
+                epoch = sampler.epoch
+                used[epoch].update(sample for batch in a_pass(sampler, 1) for sample in batch)
+        state = json.loads(json.dumps(sampler.state()))
+    first = []
+    for worker in range(after):
+        sampler = Sampler(SAMPLES, BATCH, seed=5)
+        sampler.restore(state)
+        sampler.bind(worker, after, decided=False)
+        first.append(sampler.epoch)
+        while (epoch := sampler.epoch) < 3:
+            used[epoch].update(sample for batch in a_pass(sampler) for sample in batch)
+            assert sampler.epoch == epoch + 1
+    assert len(set(first)) == 1
+    assert used == [Counter(range(SAMPLES))] * 3
+
+
+def test_set_epoch_comes_through_the_loader_and_under_quorums() -> None:
+    rows = numbers(12)
+    order = Ledger(12, 2, seed=1)
+    for decided in (False, True):
+        sampler = Sampler(rows, 2, seed=1)
+        lender = Lender(sampler, [0, 1, 2, 3, 4, 5, 6], 6)
+        sampler.bind(0, 1, decided, lender)
+        loader: Any = DataLoader(rows, batch_sampler=sampler, collate_fn=_first)
+        loader.sampler.set_epoch(4)
+        assert sampler.epoch == 4
+        if decided:
+            sampler.heard({"kind": "epoch_over", "epoch": 0})
+        assert a_pass(sampler, loader=loader)[0] == order.indices(4 * 6)
+        loader.sampler.set_epoch(9)
+        assert sampler.epoch == 5, "the next epoch follows by itself"
+        after = Sampler(12, 2, seed=1)
+        after.restore(json.loads(json.dumps(sampler.state())))
+        after.bind(0, 1, decided, lender)
+        DataLoader(rows, batch_sampler=after).sampler.set_epoch(0)  # type: ignore[attr-defined]
+        assert after.epoch == 5
+
+
 # ---------------------------------------------------------------- batches are lent
 
 
@@ -165,7 +225,7 @@ class Lender:
         while self._lent < fields["total"] and self._batches and self._batches[0] // self._per_epoch <= fields["epoch"]:
             self.lend(self._batches.pop(0))
         if self._lent < fields["total"]:
-            self._sampler.heard({"kind": "none", "ask": fields["ask"]})
+            self._sampler.heard({"kind": "none", "ask": fields["ask"], "stay": False})
 
     def lend(self, batch: int, version: int | None = None) -> None:
         self._lent += 1
@@ -332,7 +392,7 @@ def test_what_makes_no_sampler(arguments: tuple[Any, ...], options: dict[str, An
 
 def test_a_sampler_must_belong_to_a_model() -> None:
     sampler = Sampler(10, 2)
-    for ask in (iter, len, lambda one: one.sits_out(0), lambda one: one.stepped(0)):
+    for ask in (iter, lambda one: one.sits_out(0), lambda one: one.stepped(0)):
         with pytest.raises(BadInput, match=r"belongs to no model yet.*DataParallel\(…, sampler=sampler\)"):
             ask(sampler)
     sampler.bind(0, 2, decided=False)
@@ -368,7 +428,3 @@ def test_a_checkpoint_of_another_sampler_is_refused() -> None:
     state = seated(0).state()
     with pytest.raises(BadInput, match="has samples 23, this one 24; make it as it was"):
         Sampler(24, 2).restore(state)
-    sampler = Sampler(SAMPLES, BATCH)
-    sampler.restore(state)
-    with pytest.raises(BadInput, match=r"made with 5 processes, now there are 4.*resume with 5"):
-        sampler.bind(0, 4, decided=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import warnings
 from collections import Counter
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedules
 
 from quorate.checkpoint import CheckpointFolder
+from quorate.data_parallel.saving import Saver
 from quorate.errors import BadInput
-from quorate.parallel.saving import Saver
 from tests.checkpoint.states import same
 
 pytestmark = pytest.mark.collective
@@ -83,8 +84,8 @@ def test_a_script_goes_on_as_if_nothing_had_been(tmp_path: Path, optimizer: Any)
         first.iteration(version)
     first.saver.close()
     second = Script(tmp_path / "cut", optimizer=optimizer, seed=7)
-    loaded = second.saver.load()
-    assert loaded is not None and loaded.version == 3
+    loaded = second.saver.folder.load()
+    assert loaded.version == 3
     assert second.saver.restore(loaded) == {"place": 3}
     assert isinstance(second.scheduler.milestones, Counter)
     for version in range(4, 6):
@@ -98,8 +99,7 @@ def test_the_scheduler_is_saved_as_the_script_leaves_it_and_not_a_step_behind(tm
     for version in (1, 2):
         script.iteration(version)
     script.saver.close()
-    loaded = script.saver.load()
-    assert loaded is not None
+    loaded = script.saver.folder.load()
     assert loaded.state["also"]["scheduler"]["last_epoch"] == 2
     assert loaded.state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)  # after the milestone
 
@@ -113,8 +113,8 @@ def test_the_copy_is_of_its_version_whatever_happens_while_it_is_written(tmp_pat
         for parameter in script.net.parameters():
             parameter.add_(1)
     script.saver.settle()
-    loaded = script.saver.load()
-    assert loaded is not None and same(loaded.state["model"], before[0])
+    loaded = script.saver.folder.load()
+    assert same(loaded.state["model"], before[0])
 
 
 def test_every_so_many_versions(tmp_path: Path) -> None:
@@ -156,8 +156,7 @@ def test_schedulers_and_scalers_of_torch_come_back(tmp_path: Path, name: str) ->
     saver.save(1)
     saver.close()
     other, again = made()
-    loaded = again.load()
-    assert loaded is not None
+    loaded = again.folder.load()
     again.restore(loaded)
     assert same(plain(other.state_dict()), plain(one.state_dict()))
 
@@ -178,8 +177,8 @@ def test_each_worker_goes_on_with_its_own_randomness(tmp_path: Path) -> None:
             expected[worker, version] = drawn
     assert scripts[0].saver.folder.versions() == [1, 6, 7]  # 1 was brought to disk
     assert len(list((tmp_path / "checkpoints" / "random").iterdir())) == 8
-    loaded = scripts[0].saver.load()
-    assert loaded is not None and loaded.version == 7
+    loaded = scripts[0].saver.folder.load()
+    assert loaded.version == 7
     for worker in range(3):
         again = Script(tmp_path, seed=50, worker=worker)
         again.saver.restore(loaded)
@@ -196,8 +195,7 @@ def test_a_worker_that_died_before_it_saw_the_version_draws_again_what_it_drew_t
     for version, found in ((2, drawn[1]), (9, drawn[2])):
         writer.saver.save(version)
         writer.saver.close()
-        loaded = writer.saver.load()
-        assert loaded is not None
+        loaded = writer.saver.folder.load()
         other.saver.restore(loaded)
         assert torch.equal(torch.rand(3), found)
 
@@ -216,8 +214,7 @@ def test_randomness_that_cannot_be_read_is_left_as_it_is(tmp_path: Path, content
     else:
         text = file.read_text()
         file.write_text(text.replace("A", "B", 1))
-    loaded = other.saver.load()
-    assert loaded is not None
+    loaded = other.saver.folder.load()
     torch.manual_seed(3)
     before = torch.get_rng_state()
     other.saver.restore(loaded)
@@ -245,8 +242,7 @@ def test_a_checkpoint_of_something_else_changes_nothing(tmp_path: Path, options:
     saved_once(tmp_path)
     other = Script(tmp_path, seed=1, **options)
     before, random = other.everything(), torch.get_rng_state()
-    loaded = other.saver.load()
-    assert loaded is not None
+    loaded = other.saver.folder.load()
     with pytest.raises(BadInput, match=sentence):
         other.saver.restore(loaded)
     assert same(other.everything(), before)
@@ -256,8 +252,7 @@ def test_a_checkpoint_of_something_else_changes_nothing(tmp_path: Path, options:
 def test_what_also_names_newly_is_not_in_the_checkpoint(tmp_path: Path) -> None:
     saved_once(tmp_path, also={})
     other = Script(tmp_path)
-    loaded = other.saver.load()
-    assert loaded is not None
+    loaded = other.saver.folder.load()
     with pytest.raises(BadInput, match=r"also= names '(scheduler|averaged)', which is not in the checkpoint"):
         other.saver.restore(loaded)
 
@@ -270,8 +265,7 @@ def test_other_parameter_groups_are_refused(tmp_path: Path) -> None:
         return torch.optim.AdamW([{"params": [first]}, {"params": rest}], lr=lr)
 
     other = Script(tmp_path, optimizer=in_two)
-    loaded = other.saver.load()
-    assert loaded is not None
+    loaded = other.saver.folder.load()
     with pytest.raises(BadInput, match="they have 6 parameters there, 1 and 5 here"):
         other.saver.restore(loaded)
 
@@ -279,8 +273,7 @@ def test_other_parameter_groups_are_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_of_quorate_train_is_told_apart(tmp_path: Path) -> None:
     CheckpointFolder(tmp_path).save(3, {"protocol": {}, "engine": {}})
     script = Script(tmp_path)
-    loaded = script.saver.load()
-    assert loaded is not None
+    loaded = script.saver.folder.load()
     with pytest.raises(BadInput, match=r"version 3 .* has no model: it is not one of a DataParallel run"):
         script.saver.restore(loaded)
 
@@ -363,9 +356,9 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path: Path) -> None:
     script.saver.close()
     file = tmp_path / "checkpoints" / "00000002" / "tensors.safetensors"
     os.truncate(file, 100)
-    with pytest.warns(RuntimeWarning, match="checkpoint 00000002 is damaged .*; fell back to 00000001"):
-        loaded = script.saver.load()
-    assert loaded is not None and loaded.version == 1
+    loaded = script.saver.folder.load()
+    assert re.fullmatch("checkpoint 00000002 is damaged .*; fell back to 00000001", *loaded.damaged)
+    assert loaded.version == 1
 
 
 def test_only_now_and_then_the_disk_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,11 +380,11 @@ def test_only_now_and_then_the_disk_is_waited_for(tmp_path: Path, monkeypatch: p
 
 def test_no_folder_no_checkpoint(tmp_path: Path) -> None:
     script = Script(tmp_path / "new")
-    assert script.saver.load() is None
+    assert not script.saver.folder.versions()
     script.saver.close()  # nothing was reached
     assert script.saver.folder.versions() == []
     shutil.rmtree(tmp_path / "new")
-    assert script.saver.load() is None
+    assert not script.saver.folder.versions()
 
 
 # ------------------------------------------------------------ where a quorum is enough
@@ -425,8 +418,8 @@ def test_versions_are_saved_where_they_are_made_though_the_script_is_late(tmp_pa
     assert not script.saver.is_waiting
     script.saver.settle()
     assert heard == [(version, 0.5) for version in (1, 2, 3, 4, 5)]
-    loaded = script.saver.load()
-    assert loaded is not None and loaded.version == 4
+    loaded = script.saver.folder.load()
+    assert loaded.version == 4
     names = {name for name, _ in script.net.named_parameters()}
     assert {float(loaded.state["model"][name].unique()) for name in names} == {7.0}
     assert {float(one.unique()) for name, one in loaded.state["model"].items() if name not in names} == {3.0}

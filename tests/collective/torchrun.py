@@ -22,7 +22,9 @@ def torchrun(
 def launched(command: list[str], settings: Mapping[str, str] | None = None, timeout_s: float = 100.0) -> str:
     """What a command that starts processes printed; they are a group, so that none outlives the test."""
     with tempfile.TemporaryDirectory() as folder:  # torchrun leaves its logs
-        here = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TMPDIR": folder, **(settings or {})}
+        # No GPU: NCCL refuses several processes on one.
+        plain = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        here = {**plain, "TMPDIR": folder, **(settings or {})}
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from quorate.engines.base import Engine
 from quorate.learner import digest
 from quorate.metrics import metrics_of
 from tests.laws.checker import LawChecker
-from tests.tasks import Broken, Toy, batch_norm_net, plain_loop
+from tests.own_policies import OWN
+from tests.tasks import Broken, Toy, batch_norm_net, plain_loop, sgd_of_others, sgd_partly_of_others
 
 WORKERS = 4
 POLICIES = [
@@ -43,21 +45,17 @@ class EngineContract(ABC):
     def policies(self) -> list[quorate.Policy]:
         return POLICIES
 
-    @pytest.mark.parametrize("policy", POLICIES, ids=repr)
+    @pytest.mark.parametrize("policy", [*POLICIES, *OWN], ids=repr)
     def test_the_laws_hold(self, policy: quorate.Policy) -> None:
         engine = self.engine(WORKERS)
-        if policy.name not in engine.policies:
-            pytest.skip(f"{engine.name} does not run {policy.name}")
         checker = LawChecker(policy, WORKERS, batches=13, epochs=3)
         result = quorate.train(Toy(), policy, engine, epochs=3, recorders=(checker,))
         assert result.summary["samples"] == {"applied": 300, "distinct": 100}
 
-    @pytest.mark.parametrize("policy", POLICIES, ids=repr)
+    @pytest.mark.parametrize("policy", [*POLICIES, *OWN], ids=repr)
     def test_a_replay_makes_the_same_decisions_and_parameters(self, policy: quorate.Policy, tmp_path: Path) -> None:
         """Law 7: two engines given the same arrivals; here the second is the recording."""
         engine = self.engine(WORKERS)
-        if policy.name not in engine.policies:
-            pytest.skip(f"{engine.name} does not run {policy.name}")
         task = Toy(batch_norm_net)
         result = quorate.train(task, policy, engine, epochs=2, out=tmp_path / "run")
         replayed = quorate.replay(tmp_path / "run", task)
@@ -85,6 +83,13 @@ class EngineContract(ABC):
     def test_a_policy_for_other_workers_is_refused_before_anything_starts(self, tmp_path: Path) -> None:
         with pytest.raises(quorate.BadInput, match="quorum is 9"):
             quorate.train(Toy(), quorate.BackupSync(9), self.engine(WORKERS), updates=1, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize("optimizer", [sgd_of_others, sgd_partly_of_others])
+    def test_an_optimizer_of_other_parameters_is_refused(self, tmp_path: Path, optimizer: Any) -> None:
+        task = Toy(optimizer=optimizer)
+        with pytest.raises(quorate.BadInput, match=r"the optimizer has 2 parameters that optimizer\(\) was not given"):
+            quorate.train(task, quorate.FullSync(), self.engine(WORKERS), updates=2, out=tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
     def test_closing_twice_does_no_harm(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.scaling.links import Load, Rate, queued_s
 from experiments.common.command import main
 from experiments.communication.__main__ import EXPERIMENT
 from experiments.communication.choosing import bought, by_backups, quorum_of
@@ -22,7 +23,6 @@ from experiments.communication.layouts import (
 from experiments.communication.study import WORLDS, Cost, Setting, Split, run_split, wanted
 
 from quorate.latency import parse_latency
-from quorate.planning.links import Load, Rate, queued_s
 
 SPLIT = Split("no tail", "one server", "cancel", 8, 2, 20, 1)
 

@@ -21,7 +21,7 @@ from quorate.latency import (
     order_statistic_mean,
     parse_latency,
 )
-from quorate.latency.order import integral_mean
+from quorate.latency.order_statistics import integral_mean
 from tests.latency.latency_models import independent
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import quorate
 from quorate.errors import BadInput
 from quorate.latency import Recorded, parse_latency
 from quorate.seeds import derive, uniform
@@ -164,6 +165,9 @@ BAD_FILES = {
     "newer": ('{"event": "run", "schema": 3}\n', ["line 1", "schema 3", "1 to 2", "upgrade"]),
     "older": ('{"event": "run", "schema": 0}\n', ["line 1", "schema 0", "1 to 2", "release that wrote it"]),
     "torn": (GOOD + '{"event": "arrive", "time": 3.0, "tic', ["line 3", "torn", "delete"]),
+    "deep nesting": (GOOD + "[" * 100_000 + "\n", ["line 3", "damaged", "delete"]),
+    "a number of many digits": (GOOD + '{"event": "x", "time": ' + "9" * 5000 + "}\n", ["line 3", "damaged"]),
+    "a time beyond": (GOOD + json.dumps({**start(1, 0, 3.0), "time": 10**400}) + "\n", ["line 3", "finite number"]),
     "a blank line": (GOOD + "\n", ["line 3", "torn"]),
     "no object": (GOOD + "7\n", ["line 3", "no event"]),
     "no time": (GOOD + '{"event": "arrive", "ticket": 0}\n', ["line 3", "None", "time"]),
@@ -206,3 +210,39 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_a_path_that_the_text_form_cannot_hold_is_refused(path: str) -> None:
     with pytest.raises(BadInput, match="is no path for a trace"):
         Recorded(path)
+
+
+# ---------------------------------------------------------------- a table of step times
+
+
+def written_table(folder: Path, steps: int = 6, name: str = "times.csv") -> Path:
+    path = folder / name
+    rows = [f"{step},{worker},{1 + step / 10 + worker}\n" for step in range(steps) for worker in (0, 1, 4)]
+    path.write_text("step,worker,seconds\n" + "".join(rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["times.csv", "TIMES.CSV", "times.txt"])
+def test_a_table_of_step_times_is_a_trace_too(tmp_path: Path, name: str) -> None:
+    path = written_table(tmp_path, name=name)
+    model = parse_latency(f"trace:{path}")
+    draw = model.sampler(0, 5)
+    assert [draw(0, step, step, 0.0) for step in range(7)] == pytest.approx([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.0])
+    assert [draw(4, step, step, 0.0) for step in range(2)] == pytest.approx([5.0, 5.1])
+    assert model.text() == f"trace:{path}" and model.longest() == pytest.approx(5 + 0.5)
+
+
+def test_a_simulation_meets_the_workers_of_a_table(tmp_path: Path) -> None:
+    path = written_table(tmp_path)
+    engine = quorate.Simulated(2, f"trace:{path}")
+    result = quorate.train(None, quorate.FullSync(), engine, updates=6)
+    assert result.metrics.seconds == pytest.approx(sum(2 + step / 10 for step in range(6)))
+
+
+def test_a_table_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be read: No such file or directory; check the path"):
+        parse_latency(f"trace:{tmp_path / 'gone.csv'}")
+    path = tmp_path / "times.csv"
+    path.write_text("step,worker,seconds\n0,0,fast\n")
+    with pytest.raises(BadInput, match="line 2: seconds is 'fast'"):
+        parse_latency(f"trace:{path}")

@@ -19,7 +19,7 @@ MOST_EVENTS = 20_000
 
 
 class Chaos(Engine):
-    """Each number of `choices` picks what happens next; when they are used up, everybody is fair and healthy.
+    """Each number of `choices` picks the next event; when they are used up, all workers are fair and healthy.
 
     Losing a worker may also take gradients along that had arrived but were not applied yet.
     """
@@ -72,7 +72,9 @@ class Chaos(Engine):
         self._time += (which % 5) * 0.25  # ties included
         if kind == 0 and self._lossy and self._live:
             return self._lose(list(self._live)[which % len(self._live)], with_gradients=which % 2 == 0)
-        missing = [worker for worker in range(self.workers + 1) if worker not in self._live]  # one more may come
+        missing = [
+            worker for worker in range(self.workers + 1) if worker not in self._live
+        ]  # one worker more than the run has may join
         if kind == 1 and self._lossy and missing:
             return self._join(missing[which % len(missing)])
         if kind == 2 and self._timers:
@@ -146,7 +148,7 @@ class Chaos(Engine):
 
 
 class Log(Recorder):
-    """Everything that was decided, as comparable values."""
+    """All decisions of a run, as comparable values."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[Any, ...]] = []
@@ -185,7 +187,7 @@ def run_chaos(
     gone: Sequence[int] = (),
     ledger: Ledger | None = None,
 ) -> Ledger:
-    """Run a policy to the end of its data through whatever the choices bring."""
+    """Run a policy to the end of its data through the events that the choices pick."""
     ledger = ledger or Ledger(samples, batch_size, epochs=epochs, seed=7)
     engine = Chaos(workers, choices, lossy=lossy, refusals=refusals, gone=gone)
     coordinator = Coordinator(

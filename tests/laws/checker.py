@@ -1,4 +1,4 @@
-"""The laws of DESIGN.md as a recorder: watches a run and raises when one is broken."""
+"""The laws of DESIGN.md as a recorder: it watches a run and raises when the run breaks a law."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import Counter
 
 from quorate.events import Parts, Ticket
 from quorate.policies import AdaptiveBackup, Async, BoundedStaleness, Deadline, Delayed, Policy
-from quorate.policies._rounds import RoundPolicy
+from quorate.policies.rounds import RoundPolicy
 from quorate.trace import Recorder, Update
 
 
 class LawBroken(AssertionError):  # noqa: N818 - it is a verdict
-    """Which law, and how."""
+    """A run broke a law; the message says which law, and how."""
 
 
 def demand(holds: bool, law: str) -> None:
@@ -20,7 +20,7 @@ def demand(holds: bool, law: str) -> None:
 
 
 class LawChecker(Recorder):
-    """Laws 1 to 4, event by event; law 2 also at the end. (Law 5 is that the run comes to its end.)"""
+    """Checks laws 1 to 4, event by event; law 2 also at the end. (Law 5 is that the run comes to its end.)"""
 
     def __init__(self, policy: Policy, workers: int, batches: int, epochs: int) -> None:
         self.policy = policy
@@ -31,7 +31,7 @@ class LawChecker(Recorder):
         self.arrived_tickets: dict[int, Ticket] = {}
         self.ended_tickets: set[int] = set()
         self.uses: Counter[int] = Counter()
-        self.chosen = self.begun.per_update  # the quorum, where it is the policy that names it
+        self.chosen = self.begun.per_update  # the quorum, for a policy that chooses it
         self.exhausted_at = -(10**9)  # version at which a worker last found no batch
         self.given_up = 0
         self.refusals: Counter[int] = Counter()
@@ -82,7 +82,7 @@ class LawChecker(Recorder):
     def exhausted(self, time: float, worker: int) -> None:
         self.exhausted_at = self.version
 
-    # ------------------------------------------------------------ laws 2 to 4: what makes a version
+    # ------------------------------------------------------------ laws 2 to 4: the gradients of a version
 
     def applied(self, time: float, update: Update) -> None:
         version, tickets, weights, reason = update[:4]
@@ -132,7 +132,7 @@ class LawChecker(Recorder):
         if isinstance(self.policy, Async | BoundedStaleness):
             demand(len(tickets) == 1, "3: one arrival, one update")
         if isinstance(self.policy, BoundedStaleness):
-            # What one life of a worker can deliver during one ticket of another, for each life there was.
+            # The gradients that one incarnation can deliver during one ticket of another worker, for each incarnation.
             most = (sum(self.incarnations.values()) - 1) * (2 * self.policy.bound + 1)
             demand(stalest <= max(0, most), f"4: staleness {stalest} above {most}")
 
@@ -145,7 +145,7 @@ class LawChecker(Recorder):
 
 
 class SpreadChecker(Recorder):
-    """Bounded staleness without losses: nobody starts more than `bound` steps ahead of the slowest."""
+    """Bounded staleness without losses: no worker starts more than `bound` steps ahead of the slowest."""
 
     def __init__(self, bound: int) -> None:
         self.bound = bound

@@ -1,4 +1,4 @@
-"""The laws can fail: faults put into policies on purpose, each of which the checker must catch."""
+"""The laws can fail: the checker must catch each fault that these tests put into a policy."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def without_kind(kind: type) -> Mutation:
 
 
 class CountsLateArrivals(BackupSync):
-    """TensorFlow's bug of old: a gradient of an older version fills the quorum."""
+    """An old bug of TensorFlow: a gradient of an older version fills the quorum."""
 
-    def _arrived(self, time: float, ticket: Ticket) -> list[Action]:
-        return super()._arrived(time, ticket._replace(version=self._version))
+    def arrived(self, time: float, ticket: Ticket) -> list[Action]:
+        return super().arrived(time, ticket._replace(version=self.version))
 
 
 class OneTooFew(BackupSync):
@@ -58,29 +58,29 @@ class IgnoresItsBound(Async):
 
 
 class RunsFurtherAhead(BoundedStaleness):
-    def _go_on(self, worker: int) -> list[Action]:
-        return [self._start(worker)]
+    def go_on(self, worker: int) -> list[Action]:
+        return [self.start(worker)]
 
 
 class ReadsTheNewest(Delayed):
     def _start_free(self, workers: list[int]) -> list[Action]:
         starts = super()._start_free(workers)
-        return [start._replace(version=self._version) if isinstance(start, Start) else start for start in starts]
+        return [start._replace(version=self.version) if isinstance(start, Start) else start for start in starts]
 
 
 class ForgetsTheLost(FullSync):
-    def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> list[Action]:
+    def lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> list[Action]:
         return []
 
 
 class NeverTakesWhatIsLeft(KBatchSync):
-    def _exhausted(self, time: float, worker: int) -> list[Action]:
-        self._stop(worker)
+    def exhausted(self, time: float, worker: int) -> list[Action]:
+        self.stop(worker)
         return []
 
 
 class DoesNotRestart(SoftSync):
-    def _go_on(self, worker: int) -> list[Action]:
+    def go_on(self, worker: int) -> list[Action]:
         return []
 
 

@@ -59,7 +59,7 @@ def policies(draw: st.DrawFn) -> tuple[Policy, int]:
         return Deadline(limit, quorum, draw(st.none() | st.integers(1, quorum)), late=late), workers
     if kind == "adaptive":
         noise_scale = draw(st.none() | st.floats(0, 100))
-        explore = draw(st.sampled_from([0.02, 0.5]))  # the much and the little that rounds look further
+        explore = draw(st.sampled_from([0.02, 0.5]))  # rounds look further rarely or often
         return AdaptiveBackup(noise_scale, draw(st.integers(1, workers)), explore, late), workers
     return FullSync(), workers
 
@@ -94,7 +94,7 @@ def test_laws_1_to_5_hold_for_a_quorum_that_changes(workers: int, least: int, ch
 def test_law_5_there_is_progress_while_a_quorum_lives(
     chosen: tuple[Policy, int], choices: list[int], data: st.DataObject
 ) -> None:
-    """Workers that are lost for good, as many as the policy can do without."""
+    """Workers that are lost for good: as many as the policy does not need."""
     policy, workers = chosen
     spare = workers - policy.begin(workers).needed
     gone = data.draw(st.permutations(range(workers)))[: data.draw(st.integers(0, spare))]
@@ -160,7 +160,7 @@ def test_a_deadline_that_never_comes_is_backup(workers: int, choices: list[int])
 def test_law_7_two_engines_given_the_same_arrivals_decide_the_same(
     chosen: tuple[Policy, int], seed: int, crashes: bool
 ) -> None:
-    """A run in virtual time, with losses and returns, and again on the engine that only plays its events back."""
+    """A run in virtual time, with losses and returns, and its replay on the engine that reads events from the trace."""
     policy, workers = chosen
     engine = quorate.Simulated(workers, "lognormal:1,1*pauses:0.1,5", faults="crash:15,2" if crashes else None)
     with tempfile.TemporaryDirectory() as folder:
@@ -175,12 +175,12 @@ def test_law_7_two_engines_given_the_same_arrivals_decide_the_same(
 
 
 class Resumed(Policy):
-    """Saves and restores itself, through JSON text and into a fresh object, before every event."""
+    """A policy that is saved as JSON text and restored into a fresh object before every event."""
 
     def __init__(self, inner: Policy) -> None:
         self._configured = inner
         self.name = inner.name  # type: ignore[misc]
-        self.history = inner.history
+        self.history, self.weighs = inner.history, inner.weighs
 
     def begin(self, workers: int) -> Resumed:
         resumed = Resumed(self._configured)
@@ -197,11 +197,11 @@ class Resumed(Policy):
     staleness_bound = property(lambda self: self._configured.staleness_bound)  # type: ignore[assignment]
     needed = property(lambda self: self._inner.needed)  # type: ignore[assignment]
     per_update = property(lambda self: self._inner.per_update)  # type: ignore[assignment]
-    _reset = _arrived = _refused = _joined = _lost = _exhausted = _pinned_started = None  # type: ignore[assignment]
+    reset = arrived = refused = joined = lost = exhausted = pinned = None  # type: ignore[assignment]
 
 
 class ResumedLedger(Ledger):
-    """Goes through JSON text and a fresh object before every loan."""
+    """A ledger that is saved as JSON text and restored into a fresh object before every loan."""
 
     def borrow(self, round: int | None, worker: int | None = None) -> Loan | None:
         fresh = Ledger(self.samples, self.batch_size, self.epochs, self.seed)

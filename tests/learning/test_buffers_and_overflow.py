@@ -1,4 +1,4 @@
-"""Buffers that are no statistics stay as they are, and what overflows is never applied."""
+"""Buffers that are no statistics stay unchanged, and gradients that overflow are never applied."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import quorate
-from quorate.engines._buffers import Buffers
+from quorate.engines.shared.buffers import Buffers
 from tests.tasks import Toy, mlp, plain_sgd
 
 
@@ -44,7 +44,7 @@ def _normed() -> nn.Module:
 
 @pytest.mark.parametrize("policy", [quorate.Async(), quorate.SoftSync(4), quorate.Delayed(30)])
 def test_running_averages_stay_near_the_data_however_stale_arrivals_are(policy: quorate.Policy) -> None:
-    """Were changes added, an average that replaces a tenth would swing ever wider from a delay of 16 versions on."""
+    """If changes were added, an average that replaces a tenth would oscillate ever wider from 16 versions' delay on."""
     task = Toy(_normed, plain_sgd)
     workers = 2 if isinstance(policy, quorate.Delayed) else 60
     result = quorate.train(task, policy, quorate.Simulated(workers, "shifted-exp:1,1"), updates=400)
@@ -55,7 +55,7 @@ def test_running_averages_stay_near_the_data_however_stale_arrivals_are(policy: 
 
 
 def test_a_stale_running_average_is_that_of_its_batch() -> None:
-    """By hand: what a batch makes of the newest statistics, not what it made of those it read."""
+    """By hand: a batch updates the newest statistics, not the statistics that its worker read."""
     model = nn.BatchNorm1d(1, momentum=0.25)
     buffers = Buffers(model)
     read = buffers.newest()

@@ -1,4 +1,4 @@
-"""FullSync is what a plain PyTorch loop computes: to the bit with one worker, within tolerance with eight."""
+"""FullSync equals a plain PyTorch loop: bitwise with one worker, within tolerance with eight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import quorate
-from quorate.engines._groups import each_group_by_itself
+from quorate.engines.simulated.batchnorm import batch_norm_per_group
 from quorate.ledger import Ledger
 from quorate.task import BoundTask
 from quorate.tasks.digits import Digits
@@ -78,7 +78,7 @@ def test_one_worker_is_a_plain_loop_under_other_policies_too(policy: quorate.Pol
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 @pytest.mark.parametrize("together", [False, True])
 def test_eight_workers_equal_one_at_eight_times_the_batch(optimizer: Any, together: bool) -> None:
-    """150 samples are 18.75 batches of 8: the short last round of every epoch is in it too."""
+    """150 samples are 18.75 batches of 8, so the run includes the short last round of every epoch."""
     task = Toy(mlp, optimizer, samples=150)
     engine = quorate.Simulated(8, "shifted-exp:1,1", together=together)
     eight = quorate.train(task, quorate.FullSync(), engine, updates=60, seed=1)
@@ -107,7 +107,7 @@ def test_a_round_as_one_big_batch_equals_separate_batches(make: Any) -> None:
 @pytest.mark.parametrize("make", [mlp, batch_norm_net, conv_net_with_batch_norm, batch_norm_without_statistics])
 @pytest.mark.parametrize("policy", [quorate.Delayed(1), quorate.Delayed(3), quorate.Delayed(2, warm_up=12)], ids=repr)
 def test_a_delayed_round_as_one_big_batch_equals_separate_batches(make: Any, policy: quorate.Policy) -> None:
-    """At the older version that its workers read, with the BatchNorm statistics of that version."""
+    """Gradients are of the older version that the workers read, with the BatchNorm statistics of that version."""
     task = Toy(make, samples=150)
 
     def run(together: bool) -> quorate.Result:
@@ -157,7 +157,7 @@ def test_batch_norm_of_groups_is_that_of_each_group(layout: torch.memory_format)
     torch.manual_seed(0)
     grouped, apart = nn.BatchNorm2d(5), nn.BatchNorm2d(5)
     x = torch.randn(12, 5, 4, 3).contiguous(memory_format=layout)
-    with each_group_by_itself(grouped, 3):
+    with batch_norm_per_group(grouped, 3):
         together = grouped(x)
     assert together.is_contiguous(memory_format=layout)
     began = {name: tensor.clone() for name, tensor in apart.state_dict().items()}

@@ -1,4 +1,4 @@
-"""What the learner does beyond averaging, each against a few lines of plain torch."""
+"""The learner's options beyond averaging, each compared with a few lines of plain torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tasks import Toy, adam, batch_norm_net, mlp, plain_loop, plain_sgd, s
 
 
 def by_hand(task: Toy, updates: int, seed: int, after_backward: Any = None, after_step: Any = None) -> nn.Module:
-    """One worker, with hooks where the learner acts."""
+    """A run with one worker, with hooks into the learner's steps."""
     torch.manual_seed(seed)
     model = task.model()
     optimizer = task.optimizer(model.parameters())
@@ -226,7 +226,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_tried_again(policy: quorat
 
 
 class _Overflow(torch.autograd.Function):
-    """Harmless forwards, Inf backwards."""
+    """A function whose forward pass is harmless and whose backward pass gives Inf."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -382,7 +382,7 @@ def test_law_8_a_learner_resumes_on_the_same_trajectory(optimizer: Any) -> None:
     broken = Learner(bound, learning, 0, device)
     advance(broken, 0, 17)
     saved = broken.state()
-    advance(broken, 17, 20)  # what happens after the checkpoint must not reach into it
+    advance(broken, 17, 20)  # later updates must not change the checkpoint
     resumed = Learner(bound, learning, 99, device)
     resumed.restore(saved)
     advance(resumed, 17, 30)
@@ -400,7 +400,7 @@ def test_any_optimizer_of_torch_will_do() -> None:
 
 
 def test_job_is_what_an_engine_gets() -> None:
-    """The header of a trace says everything that a replay needs."""
+    """The header of a trace has all fields that a replay needs."""
     metrics = Metrics()
     result = quorate.train(Toy(), quorate.Async(3), quorate.Simulated(2), updates=3, recorders=(metrics,))
     assert metrics.header["policy"] == {"name": "async", "max_staleness": 3, "staleness_weights": False}

@@ -1,4 +1,4 @@
-"""The parameters as one vector: the same steps, to the last bit, as of the parameters one by one."""
+"""An optimizer on one flat vector makes bitwise the same steps as on the parameters one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quorate.engines._one_vector import as_one_vector, vector_of
+from quorate.engines.simulated.flat_optimizer import flatten_optimizer, vector_of
 from quorate.flat import Flat
 from quorate.learner import Learner, Learning
 from quorate.task import BoundTask
@@ -38,7 +38,7 @@ def _gradients(learner: Learner, step: int) -> list[Tensor]:
 @pytest.mark.parametrize("name", BY_ELEMENT)
 def test_the_steps_are_the_same(name: str, clip_norm: float | None) -> None:
     plain, gathered, given = (_learner(BY_ELEMENT[name], clip_norm) for _ in range(3))
-    vectors = [as_one_vector(one) for one in (gathered, given)]
+    vectors = [flatten_optimizer(one) for one in (gathered, given)]
     for step in range(4):
         for learner in (plain, gathered):
             for parameter, gradient in zip(learner.params, _gradients(learner, step), strict=True):
@@ -73,10 +73,10 @@ def _hooked(params: Any) -> torch.optim.Optimizer:
 @pytest.mark.parametrize("make", [_by_tensor, _two_groups, _hooked])
 def test_an_optimizer_that_could_see_the_difference_keeps_its_parameters(make: Make) -> None:
     learner = _learner(make)
-    assert as_one_vector(learner) is None
+    assert flatten_optimizer(learner) is None
     assert learner.before_step is None
 
 
 def test_parameters_of_two_types_are_no_vector() -> None:
     learner = _learner(BY_ELEMENT["sgd"], model=lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3).double()))
-    assert as_one_vector(learner) is None
+    assert flatten_optimizer(learner) is None

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +25,9 @@ import torch
 import quorate
 import quorate.checkpoint
 from quorate.checkpoint import CheckpointFolder
-from quorate.engines.local import pool
-from quorate.engines.local.template import end_with_parent
-from quorate.trace import Recorder, Update, feed
-from quorate.tracewriting import TraceWriter
+from quorate.engines.local import fork_server
+from quorate.engines.local.fork_server import end_with_parent
+from quorate.trace import Recorder, TraceWriter, Update, feed
 from tests.laws.checker import LawChecker
 from tests.local.tasks import BATCHES, Disturbed, Mark, Mishap
 from tests.local.warm import WARM
@@ -64,6 +64,7 @@ PAUSE_S = 0.3
 
 def live(cell: dict[str, Any], folder: Path, number: int) -> None:
     """Train, or go on after a death; with the mishap of this life, if there is one left."""
+    warnings.filterwarnings("ignore", r"worker \d+ (was killed|ended|failed|hung)", RuntimeWarning)
     policy, out = POLICIES[cell["policy"]], folder / "run"
     task = Disturbed(seconds=0.002, load_s=0.0003)
     if number < len(cell["lives"]):
@@ -173,7 +174,7 @@ class Bout:
             os.dup2(output, 1)
             os.dup2(output, 2)
             os.chdir(self.folder)  # whatever it starts can be told by that
-            pool.subprocess = WARM
+            fork_server.subprocess = WARM
             live(self.cell, self.folder, len(self.deaths))
             status = 0
         except BaseException:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quorate.engines.local import crew
-from quorate.engines.processes import failures
-from quorate.engines.processes.silence import AnswerTimes, SilenceLimits
+from quorate.engines.local import workers
+from quorate.engines.shared import worker_health
+from quorate.engines.shared.worker_health import AnswerTimes, SilenceLimits
 
 
 @pytest.fixture
@@ -18,17 +18,17 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that fail again and again are started again without a rest."""
-    monkeypatch.setattr(failures, "_BACK_OFF_S", 0.001)
+    monkeypatch.setattr(worker_health, "_BACK_OFF_S", 0.001)
 
 
 @pytest.fixture
 def no_return(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost workers stay lost."""
-    real, begun = crew.Crew.start, set()
+    real, begun = workers.LocalWorkers.start, set()
 
-    def start(self: crew.Crew, worker: int) -> None:
+    def start(self: workers.LocalWorkers, worker: int) -> None:
         if (self, worker) not in begun:
             begun.add((self, worker))
             real(self, worker)
 
-    monkeypatch.setattr(crew.Crew, "start", start)
+    monkeypatch.setattr(workers.LocalWorkers, "start", start)

@@ -58,8 +58,9 @@ class Mishap:
 
     where: "start" (of a worker), "load", "prefetch" (loading, by the thread that does it ahead), "forward",
     "backward", "answer" (the gradient is written, the answer not sent) or "apply".
-    what: "kill", "segv", "raise", "stop" (for good), "pause" (stopped, and continued after a moment), "sleep" (for
-    ever, and no CPU), "spin" (for ever, all of a core) or "fork" (leave a child, and be killed).
+    what: "kill", "segv", "raise", "surrogate" (raise, with a text that cannot be encoded), "stop" (for good), "pause"
+    (stopped, and continued after a moment), "sleep" (for ever, and no CPU), "spin" (for ever, all of a core) or "fork"
+    (leave a child, and be killed).
     mark: a file that is made when it happens, so that it happens once. None: it happens always.
     sample: the sample that must be in the batch. None: any.
     victim: the process it happens to; None: the one that meets it.
@@ -84,6 +85,8 @@ class Mishap:
     def happen(self) -> None:
         if self.what == "raise":
             raise ArithmeticError(f"a mishap: {self.where}")
+        if self.what == "surrogate":
+            raise ArithmeticError("a mishap: \ud800")
         if self.what == "segv" and self.victim is None:
             ctypes.string_at(0)
         if self.what == "sleep":
@@ -182,7 +185,7 @@ class Sending:
     """What a worker does when its gradient is written, before it says so. The product has no hook for it: a patch."""
 
     before: Any = staticmethod(lambda: None)
-    real = worker.Worker._send
+    real = worker.WorkerProcess._send
 
     def patched(self, answer: bytes) -> None:
         before, Sending.before = Sending.before, lambda: None
@@ -190,4 +193,4 @@ class Sending:
         Sending.real(self, answer)
 
 
-worker.Worker._send = Sending.patched
+worker.WorkerProcess._send = Sending.patched

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +19,8 @@ from torch import nn
 
 import quorate
 import quorate.checkpoint
+import quorate.engines.base
+import quorate.out_folder
 from quorate.engines.local import engine as local_engine
 from tests.conftest import REPOSITORY
 from tests.local.checking import Watch, versions_saved
@@ -56,9 +61,7 @@ def test_a_task_by_its_file(tmp_path: Path) -> None:
     text = f"{tmp_path}/my_task.py:Mine"
     result = quorate.train(text, quorate.FullSync(), quorate.Local(2), epochs=1, out=tmp_path / "run")
     assert result.summary["samples"] == {"applied": 100, "distinct": 100}
-    resumed = quorate.resume(tmp_path / "run", epochs=2) if versions(tmp_path) else None
-    assert resumed is None or resumed.summary["samples"]["applied"] == 200
-    assert quorate.replay(tmp_path / "run").gradients if resumed is None else True
+    assert quorate.resume(tmp_path / "run", text, epochs=2).summary["samples"]["applied"] == 200
 
 
 def versions(folder: Path) -> list[int]:
@@ -227,7 +230,7 @@ def test_a_trace_that_was_cut_after_the_run(finished: Path, tmp_path: Path) -> N
 @pytest.mark.usefixtures("warm")
 def test_a_run_that_used_its_epochs_up_can_be_given_more(tmp_path: Path) -> None:
     quorate.train(Toy(), quorate.FullSync(), quorate.Local(2), epochs=2, out=tmp_path / "run")
-    assert versions(tmp_path) == [14]
+    assert versions(tmp_path)[-1] == 14
     result = quorate.resume(tmp_path / "run", Toy(), epochs=3)
     assert result.summary["samples"] == {"applied": 300, "distinct": 100}
 
@@ -255,29 +258,111 @@ def test_a_damaged_checkpoint_falls_back(finished: Path, tmp_path: Path, file: s
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("step", ["_make_folders", "_write_bytes", "store", "_manifest", "_rename"])
 def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """However many checkpoints fail, one is mentioned; the end of the run is kept where there is room."""
     real, calls = getattr(quorate.checkpoint, step), []
 
-    def full(*arguments: Any) -> Any:
-        if versions(tmp_path) and versions(tmp_path)[-1] >= 4:  # the first one fits
-            calls.append(step)
+    def full(path: Path, *arguments: Any) -> Any:
+        if path.is_relative_to(tmp_path / "run") and versions(tmp_path) and versions(tmp_path)[-1] >= 4:
+            calls.append(step)  # the first one fits
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(*arguments)
+        return real(path, *arguments)
 
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     policy = quorate.FullSync()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(quorate.checkpoint, step, full)
-        with pytest.warns(RuntimeWarning, match=r"could not be written: No space left on device; training goes on"):
+        with pytest.warns(RuntimeWarning) as warned:
             result = quorate.train(
-                Disturbed(), policy, quorate.Local(2), updates=20, out=tmp_path / "run", checkpoint_every=4
+                Disturbed(seconds=0.01), policy, quorate.Local(2), updates=20, out=tmp_path / "run", checkpoint_every=2
             )
-    assert calls and result.summary["updates"] == 20
-    assert quorate.replay(tmp_path / "run", Disturbed()).result.digest == result.digest
-    (version,) = versions_saved(tmp_path)
-    assert version < 20
-    again = quorate.resume(tmp_path / "run", Disturbed(), updates=25)
-    resumed = [record["version"] for record in quorate.read_trace(tmp_path / "run") if record["event"] == "resume"]
-    assert resumed == [version] and again.summary["updates"] == 25
-    assert quorate.replay(tmp_path / "run", Disturbed()).result.digest == again.digest
+    first, last = (str(one.message) for one in warned)
+    assert re.fullmatch(
+        r"checkpoint of version \d+ could not be written: No space left on device; .* mentioned\)", first
+    )
+    assert len(calls) > 2 and result.summary["updates"] == 20
+    assert result.out is not None and result.out.parent == tmp_path / "here"
+    words = f"the folder {str(tmp_path / 'run')!r} cannot be written (No space left on device); the whole run is in "
+    assert last == result.problem and last.startswith(words + repr(str(result.out)))
+    assert versions_saved(tmp_path)[-1] < 20, "what there was is still there"
+    assert quorate.replay(result.out, Disturbed()).result.digest == result.digest
+    again = quorate.resume(result.out, Disturbed(), updates=25)
+    resumed = [record["version"] for record in quorate.read_trace(result.out) if record["event"] == "resume"]
+    assert resumed == [20] and again.summary["updates"] == 25
+    assert quorate.replay(result.out, Disturbed()).result.digest == again.digest
+
+
+def small_disk(path: Path) -> bool:
+    """Mount one of 256 kB; whether that can be done."""
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("engine", [quorate.Local(2), quorate.Simulated(2)], ids=["local", "simulated"])
+def test_a_disk_that_is_really_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: quorate.Engine) -> None:
+    disk, run = tmp_path / "disk", tmp_path / "disk" / "run"
+    if not small_disk(disk):
+        pytest.skip("no file system can be mounted here")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    watch = Watch()
+
+    def fill(version: int) -> None:
+        if version == 4:
+            with contextlib.suppress(OSError), (disk / "fill").open("wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(512))
+
+    watch.on_update = fill
+    try:
+        with pytest.warns(RuntimeWarning) as warned:
+            result = quorate.train(Disturbed(), quorate.FullSync(), engine, updates=400, out=run, recorders=(watch,))
+        assert str(warned[-1].message) == result.problem and len(warned) <= 3
+        assert "cannot be written (No space left on device); the whole run is in" in str(result.problem)
+        assert result.out is not None and result.out.parent == tmp_path / "here"
+        names = {"parameters.safetensors", "summary.json", "trace.jsonl"}
+        assert {entry.name for entry in result.out.iterdir()} - {"checkpoints"} == names
+        assert quorate.replay(result.out, Disturbed()).result.digest == result.digest
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("engine", [quorate.Local(2), quorate.Simulated(2)], ids=["local", "simulated"])
+@pytest.mark.parametrize("every", [1, None])
+def test_a_folder_that_is_deleted_during_the_run_is_made_again(
+    tmp_path: Path, engine: quorate.Engine, every: int | None
+) -> None:
+    if every is not None and not engine.keeps_checkpoints:
+        pytest.skip("it keeps no checkpoints")
+    run, watch = tmp_path / "run", Watch()
+    watch.on_update = lambda version: shutil.rmtree(run, ignore_errors=True) if version == 4 else None
+    policy = quorate.FullSync()
+    with pytest.warns(RuntimeWarning) as warned:
+        result = quorate.train(
+            Disturbed(), policy, engine, updates=12, out=run, recorders=(watch,), checkpoint_every=every
+        )
+    assert str(warned[-1].message) == result.problem and len(warned) <= 2  # one may have been written just then
+    assert result.problem == f"the folder {str(run)!r} was deleted during the run; it was made again"
+    assert result.out == run
+    assert quorate.replay(run, Disturbed()).result.digest == result.digest
+    if engine.keeps_checkpoints:
+        assert quorate.resume(run, Disturbed(), updates=15).summary["updates"] == 15
+
+
+def test_nowhere_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is all there is, and it is given."""
+    monkeypatch.setattr(quorate.out_folder.tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(quorate.engines.base, "save_parameters", refuse)
+    with pytest.warns(RuntimeWarning, match="nor can all of the run be written anywhere else"):
+        result = quorate.train(Toy(), quorate.FullSync(), quorate.Simulated(2), updates=3, out=tmp_path / "run")
+    assert result.parameters and result.problem is not None
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def test_a_worker_that_was_never_hit_leaves_no_mark(tmp_path: Path) -> None:

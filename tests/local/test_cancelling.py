@@ -67,15 +67,15 @@ def test_a_large_model_has_the_bits_of_its_replay(tmp_path: Path, policy: quorat
 
 def test_sums_are_made_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above is about something."""
-    from quorate.engines.local.updating import Updater
+    from quorate.engines.local.versions import LocalVersions
 
-    folded, real = [], Updater.fold
+    folded, real = [], LocalVersions.fold
 
-    def fold(self: Updater) -> None:
+    def fold(self: LocalVersions) -> None:
         folded.append(len(self._waiting))
         real(self)
 
-    monkeypatch.setattr(Updater, "fold", fold)
+    monkeypatch.setattr(LocalVersions, "fold", fold)
     engine = quorate.Local(3, latency="shifted-exp:0.001,0.01")
     quorate.train(Wide(huge, 400, 32), quorate.FullSync(), engine, epochs=3)
     assert folded

@@ -17,6 +17,8 @@ import quorate
 from tests.laws.checker import LawChecker
 from tests.local.checking import Watch
 
+pytestmark = pytest.mark.processes
+
 DIGITS_SAMPLES, DIGITS_BATCHES = 1438, 90
 
 
@@ -29,7 +31,7 @@ def killer(engine: quorate.Local, every_s: float, seed: int) -> Iterator[list[in
     def work() -> None:
         while not over.wait(every_s):
             opened = engine._open
-            processes = {} if opened is None else opened.crew.pids()
+            processes = {} if opened is None else opened.workers.pids()
             if processes:
                 worker = draws.choice(sorted(processes))
                 with contextlib.suppress(ProcessLookupError):

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from quorate.engines._buffers import Buffers
-from quorate.engines.processes import computing, direct
-from quorate.engines.processes.computing import Cancelled, Computer, Place
-from quorate.engines.processes.memory import BlockLayout, Blocks, anonymous_file
+from quorate.engines.shared import compute
+from quorate.engines.shared.buffers import Buffers
+from quorate.engines.shared.compute import Cancelled, Computer, TensorPlace
+from quorate.engines.shared.shared_memory import BlockLayout, Blocks, anonymous_file
 from quorate.task import BoundTask
 from tests.tasks import Toy, batch_norm_net
 
@@ -29,7 +29,7 @@ Loss = Callable[[nn.Module], Tensor]
 @pytest.fixture(autouse=True)
 def every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small layers too, so that the nets can be small."""
-    monkeypatch.setattr(direct, "WORTH_IT_ELEMENTS", 1)
+    monkeypatch.setattr(compute, "WORTH_IT_ELEMENTS", 1)
 
 
 def net(bias: bool = True) -> nn.Module:
@@ -70,13 +70,13 @@ class Bench:
         buffers = Buffers(model).newest()
         for view, buffer in zip(self.layout.buffers.views(self.layout.buffers_of(block)), buffers, strict=True):
             view.copy_(buffer)
-        self.read = Place([(self.layout, block)], gradient=False)
+        self.read = TensorPlace([(self.layout, block)], gradient=False)
         self.computer.look_at(self.read, 0)
 
     def compute(self, batch: Any = None) -> list[Tensor | None]:
         block = self.blocks.block(self.gradient)
         block.fill_(255)  # what is not written shows
-        place = Place([(self.layout, block)], gradient=True)
+        place = TensorPlace([(self.layout, block)], gradient=True)
         self.computed = self.computer.compute(batch, place, lambda: None)
         views = [view.clone() for view in self.layout.gradient.views(self.layout.gradient_of(block))]
         there = self.layout.mask_of(block).tolist() if self.computed.some_missing else [1] * len(views)
@@ -239,8 +239,8 @@ def test_the_same_bits_as_autograd(name: str) -> None:
 def test_the_layers_do_write_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tests above compare is not autograd with itself."""
     calls = []
-    put = direct.DirectLinears.put
-    monkeypatch.setattr(direct.DirectLinears, "put", lambda self, *rest: calls.append(rest[0]) or put(self, *rest))
+    put = compute.DirectLinears.put
+    monkeypatch.setattr(compute.DirectLinears, "put", lambda self, *rest: calls.append(rest[0]) or put(self, *rest))
     with bench(Case(net, lambda m: mse(m(X)))) as one:
         one.compute()
         assert sorted(calls) == [0, 2] and one.computer._direct.written == {0, 2}
@@ -341,7 +341,7 @@ def test_the_right_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("make", [net, batch_norm_net])
 def test_looking_between_layers_changes_no_bit(monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module]) -> None:
-    monkeypatch.setattr(computing, "LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr(compute, "LOOK_AFTER_S", 0.0)
     looked: list[int] = []
     task = Toy(make) if make is batch_norm_net else Case(make, lambda m: mse(m(X)))
     batch = list(zip(*[task.data[index] for index in range(8)], strict=True))
@@ -358,7 +358,7 @@ def test_looking_between_layers_changes_no_bit(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("stop_at", range(8))
 def test_work_that_is_abandoned_anywhere_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
     """Cancelled at any look, the next gradient is as if nothing had been."""
-    monkeypatch.setattr(computing, "LOOK_AFTER_S", 0.0)
+    monkeypatch.setattr(compute, "LOOK_AFTER_S", 0.0)
     looks = [0]
 
     def check() -> None:

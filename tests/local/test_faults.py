@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 import quorate
-from quorate import coordinator
-from quorate.engines.local import pool
-from quorate.engines.processes.silence import AnswerTimes, SilenceLimits
+from quorate import checkpoint_schedule, stopping
+from quorate.engines.local import fork_server
+from quorate.engines.shared import worker_health
+from quorate.engines.shared.real_time import LiveRun
+from quorate.engines.shared.worker_health import AnswerTimes, SilenceLimits
 from quorate.events import Arrived, Event, Ticket, WorkerJoined
 from tests.local.checking import EPOCHS, Watch, resume, train, versions_saved
 from tests.local.tasks import Disturbed, Mark, Mishap
@@ -94,8 +96,8 @@ def test_the_template_killed(tmp_path: Path) -> None:
     engine, watch = quorate.Local(3), Watch()
 
     def strike() -> None:
-        assert engine._open is not None and engine._open.crew._pool._template is not None
-        os.kill(engine._open.crew._pool._template.pid, signal.SIGKILL)
+        assert engine._open is not None and engine._open.workers._pool._fork_server is not None
+        os.kill(engine._open.workers._pool._fork_server.pid, signal.SIGKILL)
 
     watch.on_update = at(4, strike)
     train(tmp_path, Disturbed(seconds=0.005), quorate.FullSync(), engine, watch)
@@ -106,12 +108,12 @@ def test_the_template_killed(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_template_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody misses it before a worker is lost; then it is given up."""
-    monkeypatch.setattr(pool, "_TEMPLATE_START_S", 0.5)
+    monkeypatch.setattr(fork_server, "_START_TIMEOUT_S", 0.5)
     engine, watch = quorate.Local(2), Watch()
 
     def strike() -> None:
-        assert engine._open is not None and engine._open.crew._pool._template is not None
-        os.kill(engine._open.crew._pool._template.pid, signal.SIGSTOP)
+        assert engine._open is not None and engine._open.workers._pool._fork_server is not None
+        os.kill(engine._open.workers._pool._fork_server.pid, signal.SIGSTOP)
         kill(engine, 0)
 
     watch.on_update = at(4, strike)
@@ -177,7 +179,7 @@ def test_a_worker_that_cannot_start_again_leaves_a_checkpoint(tmp_path: Path) ->
     task, policy = Disturbed(Mishap("start", "raise", after=str(mark))), quorate.FullSync()
     with pytest.raises(quorate.WorkerFailed, match="worker 0 cannot start, 3 times") as failed:
         quorate.train(task, policy, engine, epochs=EPOCHS, out=tmp_path / "run", recorders=(watch,))
-    (version,) = versions_saved(tmp_path)
+    version = versions_saved(tmp_path)[-1]
     assert version >= 4
     assert f"a checkpoint of version {version} is in" in failed.value.__notes__[0]
     resume(tmp_path, Disturbed(), policy, 2)
@@ -210,15 +212,45 @@ def test_a_batch_that_always_crashes_ends_the_run(tmp_path: Path, policy: quorat
         quorate.train(
             Disturbed(Mishap("forward", "segv")), policy, quorate.Local(4), epochs=EPOCHS, out=tmp_path / "run"
         )
-    pattern = r"8 workers died at batch (\d+); the last, worker \d, was killed by SIGSEGV"
+    pattern = r"workers died at batch (\d+), 8 times; the last one, worker \d, was killed by SIGSEGV"
     assert re.fullmatch(pattern, str(failed.value))
     resume(tmp_path, Disturbed(), policy, 4)  # with the fault mended, it goes on
 
 
 @pytest.mark.usefixtures("quick_returns")
 def test_a_worker_that_leaves_by_itself_is_like_one_that_dies(tmp_path: Path) -> None:
-    with pytest.raises(quorate.WorkerFailed, match=r"8 workers died at batch \d+; .* ended with status 1"):
+    with pytest.raises(quorate.WorkerFailed, match=r"workers died at batch \d+, 8 times; .* ended with status 1"):
         quorate.train(Disturbed(Mishap("answer", "raise")), quorate.FullSync(), quorate.Local(2), epochs=1)
+
+
+@pytest.mark.parametrize("where", ["start", "load", "backward"])
+def test_an_exception_that_a_retry_survives_is_shown_once(tmp_path: Path, where: str) -> None:
+    marks = [tmp_path / "first", tmp_path / "second"]
+    task = Disturbed(*(Mishap(where, "raise", str(mark), sample=None) for mark in marks))
+    with pytest.warns(RuntimeWarning) as warned:
+        train(tmp_path, task, quorate.FullSync(), quorate.Local(3), Watch())
+    assert all(Mark(mark) for mark in marks)
+    (text,) = [str(one.message) for one in warned]
+    begin = "while it started, and is started again" if where == "start" else r"at batch \d+, which is computed again"
+    place = r'\(File ".*/tests/local/tasks.py", line \d+, in happen\)'
+    raised = rf"ArithmeticError: a mishap: {where} {place}; others of this kind are only counted"
+    assert re.fullmatch(rf"worker \d failed {begin}: {raised}", text)
+
+
+def test_the_first_death_is_shown_too(tmp_path: Path) -> None:
+    task = Disturbed(Mishap("forward", "kill", str(tmp_path / "mark")))
+    with pytest.warns(
+        RuntimeWarning, match=r"worker \d was killed by SIGKILL \(out of memory\?\) at batch \d+"
+    ) as warned:
+        train(tmp_path, task, quorate.FullSync(), quorate.Local(2), Watch())
+    assert len(warned) == 1
+
+
+def test_an_exception_whose_text_cannot_be_encoded(tmp_path: Path) -> None:
+    task = Disturbed(Mishap("forward", "surrogate", sample=None))
+    with pytest.raises(quorate.WorkerFailed, match=r"failed at batch \d+, 3 times:\nTraceback") as failed:
+        quorate.train(task, quorate.FullSync(), quorate.Local(2), epochs=1, out=tmp_path / "run")
+    assert r"ArithmeticError: a mishap: \ud800" in str(failed.value)
 
 
 # ------------------------------------------------------------ never an answer
@@ -244,7 +276,9 @@ def test_a_worker_that_hangs_is_replaced(
 @pytest.mark.parametrize("what", ["sleep", "stop"])
 def test_a_batch_that_always_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(AnswerTimes, "limits", lambda *_: SilenceLimits(0.1, 0.1, 0.3))
-    with pytest.raises(quorate.WorkerFailed, match=r"8 workers died at batch \d+"):
+    words = {"sleep": r"worker \d hung at batch \d+, 3 times; the last time it .* for \d+ s \(forward\); "}
+    words["stop"] = r"workers died at batch \d+, 8 times; the last one, worker \d, was killed, since it was stopped"
+    with pytest.raises(quorate.WorkerFailed, match=words[what]):
         quorate.train(Disturbed(Mishap("forward", what)), quorate.FullSync(), quorate.Local(2), epochs=1)
 
 
@@ -267,8 +301,39 @@ def test_a_worker_stopped_while_it_starts_is_replaced(tmp_path: Path) -> None:
     assert Mark(mark)
 
 
+@pytest.fixture
+def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence that is shorter than a busy machine may need counts, too."""
+    monkeypatch.setattr(worker_health, "_LEAST_PATIENCE_S", 0.1)
+
+
+@pytest.mark.usefixtures("quick_returns", "little_patience")
+@pytest.mark.parametrize(
+    ("where", "what", "words"),
+    [("start", "sleep", "while it started"), ("forward", "sleep", "at batch"), ("forward", "spin", "at batch")],
+)
+def test_patience_bounds_the_silence_before_the_first_answer(tmp_path: Path, where: str, what: str, words: str) -> None:
+    """Without it, it would be borne for minutes."""
+    task = Disturbed(Mishap(where, what, sample=None))
+    with pytest.raises(quorate.WorkerFailed, match=rf"worker \d hung {words}.*, 3 times; the last time it .* \d+ s"):
+        quorate.train(task, quorate.FullSync(), quorate.Local(2), epochs=1, patience_s=0.5, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "there is nothing to go on from"
+
+
+@pytest.mark.usefixtures("little_patience")
+def test_patience_bounds_the_silence_after_the_first_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    watch, mark = Watch(), tmp_path / "mark"
+    task = Disturbed(Mishap("forward", "sleep", str(mark), sample=None, after=str(tmp_path / "run" / "trace.jsonl")))
+    with pytest.warns(
+        RuntimeWarning, match=r"^worker \d hung at batch \d+: it .* for \d+ s \(forward\); it was killed"
+    ):
+        train(tmp_path, task, quorate.FullSync(), quorate.Local(2), watch, patience_s=1.0)
+    assert Mark(mark) and len(watch.lost_workers) >= 1
+    assert "in happen\n" in capfd.readouterr().err, "where it hung"
+
+
 def test_a_worker_that_never_gets_ready_can_be_interrupted(tmp_path: Path) -> None:
-    """It may have much to load, so nobody can say how long is too long; but a signal is heard."""
+    """It may have much to load, so much patience is due; but a signal is heard."""
     mark = tmp_path / "mark"
     ask = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     ask.start()
@@ -291,7 +356,7 @@ def test_a_killed_worker_is_missed_although_a_child_of_it_lives(tmp_path: Path) 
     train(tmp_path, Disturbed(Mishap("forward", "fork", str(mark))), quorate.FullSync(), quorate.Local(2), watch)
     assert Mark(mark) and len(watch.lost_workers) == 1
     child = Mark(f"{mark}-child").pid
-    state = pool.process_state(child)
+    state = fork_server.process_state(child)
     assert state is not None and state[0] != "Z", "the run stood still until the child was gone"
     os.kill(child, signal.SIGKILL)
 
@@ -319,7 +384,7 @@ def test_below_the_quorum_for_too_long(tmp_path: Path) -> None:
         quorate.train(task, policy, engine, epochs=EPOCHS, out=tmp_path / "run", patience_s=0.4, recorders=(watch,))
     assert "full-sync needs 3 live workers, but only 2 of 3 are left" in str(lost.value)
     assert "none came back within 0.4 s" in str(lost.value)
-    (version,) = versions_saved(tmp_path)
+    version = versions_saved(tmp_path)[-1]
     assert f"a checkpoint of version {version} is in" in lost.value.__notes__[0]
     resume(tmp_path, Disturbed(), policy, 3)
 
@@ -392,7 +457,7 @@ def test_a_signal_ends_the_run_with_a_checkpoint(tmp_path: Path, number: signal.
         quorate.train(Disturbed(), policy, quorate.Local(3), epochs=EPOCHS, out=tmp_path / "run", recorders=(watch,))
     assert signal.getsignal(number) is before
     assert ended.value.result.summary["updates"] == 6 and ended.value.signal == number.name
-    assert versions_saved(tmp_path) == [6]
+    assert versions_saved(tmp_path)[-1] == 6
     end = list(quorate.read_trace(tmp_path / "run"))[-1]
     assert (end["event"], end["version"], end["reason"]) == ("end", 6, f"stopped by {number.name}")
     replayed = quorate.replay(tmp_path / "run", Disturbed())
@@ -441,7 +506,7 @@ def test_a_signal_is_heard_while_too_few_workers_are_there(tmp_path: Path) -> No
 
 
 def test_a_signal_does_not_wait_for_ever_for_workers_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "_FINISH_S", 0.3)
+    monkeypatch.setattr(stopping, "FINISH_S", 0.3)
     watch, policy, mark = Watch(), quorate.FullSync(), tmp_path / "hang"
     ask = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
     watch.on_update = at(4, lambda: (mark.touch(), ask.start()))
@@ -451,6 +516,98 @@ def test_a_signal_does_not_wait_for_ever_for_workers_that_hang(tmp_path: Path, m
     ask.join()
     assert quorate.replay(tmp_path / "run", Disturbed()).gradients
     resume(tmp_path, Disturbed(), policy, 3)
+
+
+def test_a_signal_ends_a_run_that_hangs_before_its_first_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long ago it began: it is some 17 minutes by its clock."""
+    monkeypatch.setattr(stopping, "FINISH_S", 0.1)
+    monkeypatch.setattr(LiveRun, "clock", lambda self: 1000 + time.monotonic() - self._zero)
+    task, policy = Disturbed(Mishap("forward", "sleep", sample=None)), quorate.FullSync()
+
+    class Impatient(Watch):
+        def started(self, time: float, ticket: Ticket) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(quorate.Interrupted, match="SIGTERM ended the run after update 0"):
+        quorate.train(task, policy, quorate.Local(1), epochs=EPOCHS, out=tmp_path / "run", recorders=(Impatient(),))
+    assert versions_saved(tmp_path) == [0]
+    monkeypatch.undo()
+    resume(tmp_path, Disturbed(), policy, 1)
+
+
+class Endless(Disturbed):
+    """Its evaluation never ends, from some version on."""
+
+    evaluations, ask = 0, True
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        self.evaluations += 1
+        if self.evaluations >= 3:
+            if self.ask:
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return super().evaluate(model)
+
+
+@pytest.mark.timeout(40)
+def test_a_signal_ends_an_evaluation_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "FINISH_S", 0.1)
+    before = signal.getsignal(signal.SIGALRM)
+    policy = quorate.FullSync()
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        quorate.train(Endless(), policy, quorate.Local(1), epochs=EPOCHS, evaluate_every=1, out=tmp_path / "run")
+    assert versions_saved(tmp_path)[-1] == 3
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0) and signal.getsignal(signal.SIGALRM) == before
+    monkeypatch.undo()
+    resume(tmp_path, Disturbed(), policy, 1)
+
+
+@pytest.mark.timeout(40)
+def test_a_signal_ends_a_last_evaluation_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that begins after the signal, when the checkpoint is written."""
+    monkeypatch.setattr(stopping, "FINISH_S", 0.1)
+    task, policy = Endless(), quorate.FullSync()
+    task.evaluations, task.ask = 3, False
+    watch = Watch()
+    watch.on_update = at(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        quorate.train(
+            *(task, policy, quorate.Local(1)),
+            **{"epochs": EPOCHS, "evaluate_every": 1000, "out": tmp_path / "run", "recorders": (watch,)},
+        )
+    saved = versions_saved(tmp_path)[-1]
+    assert saved in (2, 3)
+    monkeypatch.undo()
+    assert resume(tmp_path, Disturbed(), policy, 1).metrics.updates > saved
+
+
+class Talkative(quorate.Local):
+    """Always has something to say, but nothing that makes an update."""
+
+    ghost: Ticket | None = None
+
+    def start(self, ticket: Ticket) -> None:
+        if self.ghost is None:
+            self.ghost = ticket._replace(id=-1)
+        super().start(ticket)
+
+    def next_event(self, until: float | None) -> Event | None:
+        event = super().next_event(self.now(0.0))
+        return event or (None if self.ghost is None else Arrived(self.now(0.0), self.ghost))
+
+
+def test_a_signal_is_heard_though_events_keep_coming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "FINISH_S", 0.1)
+    task = Disturbed(Mishap("forward", "sleep", sample=None))
+
+    class Impatient(Watch):
+        def started(self, time: float, ticket: Ticket) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(quorate.Interrupted, match="SIGTERM"):
+        quorate.train(task, quorate.FullSync(), Talkative(1), epochs=1, recorders=(Impatient(),))
 
 
 def test_a_signal_meant_for_workers_does_not_end_the_run(tmp_path: Path) -> None:
@@ -474,11 +631,32 @@ class Clumsy(Disturbed):
         raise ZeroDivisionError("in the user's evaluate")
 
 
-def test_an_error_of_the_main_process_comes_through_and_ends_everything(tmp_path: Path) -> None:
-    engine = quorate.Local(3)
-    with pytest.raises(ZeroDivisionError, match="in the user's evaluate"):
-        quorate.train(
-            Clumsy(), quorate.FullSync(), engine, epochs=1, out=tmp_path / "run", checkpoint_every=1, evaluate_every=3
-        )
+def test_an_error_of_the_main_process_comes_through_and_leaves_a_checkpoint(tmp_path: Path) -> None:
+    engine, policy = quorate.Local(3), quorate.FullSync()
+    with pytest.raises(ZeroDivisionError, match="in the user's evaluate") as failed:
+        quorate.train(Clumsy(), policy, engine, epochs=1, out=tmp_path / "run", evaluate_every=3)
     assert engine._open is None
-    resume(tmp_path, Disturbed(), quorate.FullSync(), 3, epochs=1)
+    assert versions_saved(tmp_path)[-1] == 3, "the version that evaluate was to look at"
+    assert failed.value.__notes__ == [f"(a checkpoint of version 3 is in {str(tmp_path / 'run')!r})"]
+    resume(tmp_path, Disturbed(), policy, 3, epochs=1)
+
+
+# ------------------------------------------------------------ checkpoints by time
+
+
+def test_a_run_is_saved_after_its_first_update_and_then_by_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_schedule, "EVERY_S", 0.0)
+    monkeypatch.setattr(checkpoint_schedule, "SHARE", 0.0)
+    watch, seen = Watch(), set[int]()
+    watch.on_update = lambda version: seen.update(versions_saved(tmp_path) if version > 1 else [])
+    train(tmp_path, Disturbed(seconds=0.02), quorate.FullSync(), quorate.Local(2), watch)
+    assert 1 in seen and len(seen) > 2
+
+
+@pytest.mark.parametrize("every", [None, 1000])
+def test_a_short_run_is_saved_once_and_at_its_end(tmp_path: Path, every: int | None) -> None:
+    """Whoever says at which updates is not given others."""
+    train(tmp_path, Disturbed(), quorate.FullSync(), quorate.Local(2), Watch(), checkpoint_every=every)
+    assert versions_saved(tmp_path) == ([21] if every else [1, 21])

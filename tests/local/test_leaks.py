@@ -17,6 +17,8 @@ from tests.conftest import _children
 from tests.local.checking import Watch
 from tests.local.tasks import Disturbed, Mishap
 
+pytestmark = pytest.mark.processes
+
 
 def possessions() -> dict[str, Any]:
     """Everything that a run could leave, by kind; descriptors by what they are, since numbers are used again."""

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import quorate
-from quorate.engines._batches import Batches
-from quorate.engines.processes.loading import _LOOKS, Loader
+from quorate.engines.shared.batches import _LOOKS, Batches, Loader
 from quorate.ledger import Ledger
 from quorate.task import BoundTask
 from tests.tasks import Toy, toy_data

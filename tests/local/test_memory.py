@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import nn
 
-from quorate.engines.local.store import Store
-from quorate.engines.processes import memory
-from quorate.engines.processes.blocks import Block
-from quorate.engines.processes.memory import BlockLayout, Blocks, Control, anonymous_file, available_bytes, gigabytes
+from quorate.engines.shared import shared_memory
+from quorate.engines.shared.shared_memory import (
+    Block,
+    BlockLayout,
+    Blocks,
+    BlockStore,
+    ControlWords,
+    anonymous_file,
+    available_bytes,
+    gigabytes,
+)
 from quorate.errors import BadInput
 from tests.tasks import batch_norm_net, mlp
 
@@ -44,7 +51,7 @@ class Mixed(nn.Module):
 @pytest.mark.parametrize("model", [Mixed(), mlp(), batch_norm_net()], ids=lambda model: type(model).__name__)
 def test_nothing_in_a_block_overlaps(model: nn.Module) -> None:
     layout = BlockLayout(model, "fp32")
-    assert layout.nbytes % memory.PAGE_BYTES == 0
+    assert layout.nbytes % shared_memory.PAGE_BYTES == 0
     block = torch.zeros(layout.nbytes, dtype=torch.uint8)
     params = layout.params.views(layout.params_of(block))
     buffers = layout.buffers.views(layout.buffers_of(block))
@@ -69,7 +76,7 @@ def test_a_half_wire_needs_single_precision() -> None:
 
 
 def test_blocks_are_seen_by_everyone_and_begin_with_zeros(descriptor: int) -> None:
-    size = memory.PAGE_BYTES
+    size = shared_memory.PAGE_BYTES
     ours, theirs = Blocks(descriptor, size), Blocks(descriptor, size)
     numbers = [ours.add() for _ in range(3)]
     assert numbers == [0, 1, 2] and os.fstat(descriptor).st_size == 3 * size
@@ -85,7 +92,7 @@ def test_blocks_are_seen_by_everyone_and_begin_with_zeros(descriptor: int) -> No
 
 def test_a_block_without_memory_is_bad_input(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = BlockLayout(mlp(), "fp32")
-    store = Store(layout, Blocks(descriptor, layout.nbytes))
+    store = BlockStore(layout, Blocks(descriptor, layout.nbytes))
     store.take()
 
     def full(*arguments: int) -> None:
@@ -98,14 +105,14 @@ def test_a_block_without_memory_is_bad_input(descriptor: int, monkeypatch: pytes
 
 def test_control_words_are_a_line_for_each_worker(descriptor: int) -> None:
     workers = 70
-    os.ftruncate(descriptor, Control.size(workers))
-    ours, theirs = Control(descriptor, workers), Control(descriptor, workers)
+    os.ftruncate(descriptor, ControlWords.size(workers))
+    ours, theirs = ControlWords(descriptor, workers), ControlWords(descriptor, workers)
     for number in range(workers):
-        ours.words[number * Control.WORDS + Control.TICKET] = -number
-    assert [theirs.words[number * Control.WORDS] for number in range(workers)] == [-n for n in range(workers)]
-    assert theirs.words[Control.STAGE] == 0
-    theirs.words[Control.CANCELLED_AT] = 2**62
-    assert ours.words[Control.CANCELLED_AT] == 2**62
+        ours.words[number * ControlWords.WORDS + ControlWords.TICKET] = -number
+    assert [theirs.words[number * ControlWords.WORDS] for number in range(workers)] == [-n for n in range(workers)]
+    assert theirs.words[ControlWords.STAGE] == 0
+    theirs.words[ControlWords.CANCELLED_AT] = 2**62
+    assert ours.words[ControlWords.CANCELLED_AT] == 2**62
     for control in (ours, theirs):
         control.close()
         control.close()
@@ -120,11 +127,11 @@ def test_sizes_in_words() -> None:
 def test_free_memory_is_what_the_tightest_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     free = available_bytes()
     assert free is not None and 0 < free < 2**50
-    monkeypatch.setattr(memory, "_container_free", lambda: 5)
+    monkeypatch.setattr(shared_memory, "_container_free", lambda: 5)
     assert available_bytes() == 5
-    monkeypatch.setattr(memory, "_machine_free", lambda: None)
+    monkeypatch.setattr(shared_memory, "_machine_free", lambda: None)
     assert available_bytes() == 5
-    monkeypatch.setattr(memory, "_container_free", lambda: None)
+    monkeypatch.setattr(shared_memory, "_container_free", lambda: None)
     assert available_bytes() is None
 
 
@@ -135,7 +142,7 @@ class Holding(RuleBasedStateMachine):
         super().__init__()
         self.descriptor = anonymous_file("test")
         layout = BlockLayout(mlp(), "fp32")
-        self.store = Store(layout, Blocks(self.descriptor, layout.nbytes))
+        self.store = BlockStore(layout, Blocks(self.descriptor, layout.nbytes))
         self.held: list[Block] = []  # once for each reason
         self.most = 0
 
@@ -177,7 +184,7 @@ TestHolding.settings = settings(max_examples=50, deadline=None)
 
 def test_a_worker_gets_its_own_block_back(descriptor: int) -> None:
     layout = BlockLayout(mlp(), "fp32")
-    store = Store(layout, Blocks(descriptor, layout.nbytes))
+    store = BlockStore(layout, Blocks(descriptor, layout.nbytes))
     blocks = {worker: store.take(worker) for worker in range(4)}
     for block in blocks.values():
         store.release(block)

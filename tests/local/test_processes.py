@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 import quorate
-from quorate.engines.local.pool import process_state
+from quorate.engines.local.fork_server import process_state
 from tests.conftest import REPOSITORY
 from tests.local.checking import versions_saved
 from tests.local.scripts import ENDLESS
 from tests.local.tasks import Disturbed
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
 
 
 class Run:

@@ -192,7 +192,9 @@ def test_broken_off_after_its_last_update_it_is_brought_to_its_end(
         quorate.resume(tmp_path / "run", task)
     assert (tmp_path / "run" / "trace.jsonl").read_bytes() == before
     longer = {"epochs": {"epochs": 3}}.get(end, {"updates": version + 3})
-    assert quorate.resume(tmp_path / "run", task, **longer).summary["updates"] > version
+    last = quorate.resume(tmp_path / "run", task, **longer)
+    assert last.summary["updates"] > version
+    assert quorate.replay(tmp_path / "run", task).result.digest == last.digest
 
 
 def test_a_longer_run_that_broke_off_is_not_taken_for_one_at_its_first_end(tmp_path: Path) -> None:
@@ -203,3 +205,26 @@ def test_a_longer_run_that_broke_off_is_not_taken_for_one_at_its_first_end(tmp_p
     with pytest.raises(quorate.BadInput, match="has its 6 updates already; give more"):
         quorate.resume(tmp_path / "run", task)
     assert quorate.resume(tmp_path / "run", task, updates=20).summary["updates"] == 20
+
+
+LONGER = [*POLICIES, quorate.AdaptiveBackup()]
+
+
+@pytest.mark.parametrize("policy", LONGER, ids=repr)
+def test_a_run_resumed_with_more_epochs_replays(tmp_path: Path, policy: quorate.Policy) -> None:
+    """At its end, after a break in the midst, and with an end of another kind."""
+    task, run = Toy(batch_norm_net), tmp_path / "run"
+    engine = quorate.Local(3, latency="shifted-exp:0.0005,0.001")
+    quorate.train(task, policy, engine, epochs=1, out=run)
+    with pytest.raises(Stopped):
+        quorate.resume(run, task, epochs=2, checkpoint_every=1, on_progress=stop_at(versions_saved(tmp_path)[-1] + 2))
+    result = quorate.resume(run, task, epochs=3)
+    assert result.summary["samples"] == {"applied": 300, "distinct": 100}
+    assert quorate.replay(run, task).result.digest == result.digest
+    with pytest.raises(quorate.BadInput, match="has begun epoch 3, but epochs is 2; give 3 or more"):
+        quorate.resume(run, task, epochs=2)
+    longer = quorate.resume(run, task, updates=result.summary["updates"] + 5)
+    assert quorate.replay(run, task).result.digest == longer.digest
+    last = quorate.resume(run, task, epochs=9, updates=longer.summary["updates"] + 2)
+    assert quorate.replay(run, task, gradients=False).lines > 0
+    assert quorate.replay(run, task).result.digest == last.digest

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import quorate
 from quorate.engines.local import worker
-from quorate.engines.local.sending import read_description, read_task, write_job
-from quorate.engines.processes.memory import anonymous_file
+from quorate.engines.local.task_transfer import read_description, read_task, write_job
+from quorate.engines.shared.shared_memory import anonymous_file
 from quorate.task import BoundTask
 from tests.local.tasks import Mark
 from tests.tasks import Toy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quorate.engines.processes.silence import AnswerTimes
+from quorate.engines.shared.worker_health import AnswerTimes
 
 seconds = st.floats(0, 1e4) | st.sampled_from([0.0, 0.5, 0.5000001, 3.0])
 stretches = st.lists(st.tuples(seconds, st.sampled_from([1, 2, 100, 254, 255, 256, 257])), max_size=6)
@@ -35,3 +35,16 @@ def test_no_answer_that_is_remembered_would_be_too_late(answers: list[float]) ->
 
 def test_before_the_first_answer_there_is_time_for_a_slow_one() -> None:
     assert AnswerTimes().limits().stopped > 5
+
+
+@given(answers=st.lists(seconds, max_size=10), patience_s=st.floats(0, 1e5), warm=st.booleans())
+def test_patience_bounds_every_silence_that_is_not_as_long_as_answers_take(
+    answers: list[float], patience_s: float, warm: bool
+) -> None:
+    patient, times = AnswerTimes(), AnswerTimes(patience_s)
+    for answer in answers:
+        patient.add(answer)
+        times.add(answer)
+    limits, slowest = times.limits(warm), max(answers, default=0.0)
+    assert max(limits) <= max(patience_s, 5.0, 1 + 3 * slowest)
+    assert all(slowest < limit <= unbounded for limit, unbounded in zip(limits, patient.limits(warm), strict=True))

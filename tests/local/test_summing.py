@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from quorate.engines.processes import summing
-from quorate.engines.processes.memory import BlockLayout
-from quorate.engines.processes.summing import Averager, Source
+from quorate.engines.shared import update
+from quorate.engines.shared.shared_memory import BlockLayout
+from quorate.engines.shared.update import Averager, Source
 from quorate.flat import Flat
 
 SCALES = [1.0, 0.5, 2.0, 4 / 7, 1e-3]
@@ -82,8 +82,8 @@ def test_the_bits_of_a_plain_loop(case: dict[str, Any]) -> None:
     ]
     finite = all(bool(torch.isfinite(mean).all()) for mean in expected)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(summing, "PIECE", case["piece"])
-        patched.setattr(summing, "_FEW", 1)
+        patched.setattr(update, "PIECE", case["piece"])
+        patched.setattr(update, "_FEW", 1)
         averager = Averager(layout)
     try:
         done = fold_some(averager, sources, case["begun"])
@@ -132,7 +132,7 @@ def check_descent(
 
 def test_pieces_are_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece is done once, by whoever takes it."""
-    monkeypatch.setattr(summing, "PIECE", 16)
+    monkeypatch.setattr(update, "PIECE", 16)
     averager = Averager(BlockLayout(Parts([16 * 500], [False]), "fp32"))
     averager._helpers = 3
     done: list[tuple[int, int, int]] = []
@@ -146,7 +146,7 @@ def test_pieces_are_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_error_in_a_thread_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summing, "PIECE", 16)
+    monkeypatch.setattr(update, "PIECE", 16)
     averager = Averager(BlockLayout(Parts([16 * 500], [False]), "fp32"))
     averager._helpers = 2
 

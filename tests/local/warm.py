@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from quorate.engines.local import template
+from quorate.engines.local import fork_server
 
 
 class WarmTemplate:
@@ -52,7 +52,7 @@ class WarmTemplate:
                     except OSError:
                         continue
             os.environ.update(env)
-            template.main(*pass_fds)
+            fork_server.main(*pass_fds)
         finally:
             os._exit(1)
 
@@ -75,5 +75,5 @@ class WarmTemplate:
         os.kill(self.pid, 9)
 
 
-#: What to put in place of the module `subprocess` in quorate.engines.local.pool.
+#: Replaces the module `subprocess` in quorate.engines.local.fork_server.
 WARM: Any = SimpleNamespace(Popen=WarmTemplate, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import math
 import os
 import sys
@@ -17,6 +18,7 @@ from torch import nn
 
 import quorate
 from quorate.measuring import clocks
+from quorate.measuring.clocks import FORWARD, WAITING, WIDTH
 from tests.tasks import mlp
 
 
@@ -33,12 +35,17 @@ class CountingClock(clocks.HostClock):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     CountingClock.time = 0.0
-    monkeypatch.setattr("quorate.measuring.block.clock_for", lambda _device: CountingClock())
+    # By import_module, since the attribute `measure` of the package is the function.
+    module = importlib.import_module("quorate.measuring.measure")
+    monkeypatch.setattr(module, "clock_for", lambda _device: CountingClock())
 
     def spend(seconds: float) -> None:
         CountingClock.time += seconds
 
     return spend
+
+
+HEADER = "step,worker,seconds,data,forward,backward,optimizer,waiting,core_wait,cores\n"
 
 
 def rows(path: Path) -> list[tuple[int, int, float]]:
@@ -293,7 +300,7 @@ def test_a_block_without_a_step_says_so(tmp_path: Path) -> None:
         quorate.measure(path, mlp()),
     ):
         pass
-    assert path.read_text() == "step,worker,seconds\n"
+    assert path.read_text() == HEADER
 
 
 def test_a_disk_that_fails_at_the_end_does_not_take_the_training_with_it(
@@ -320,7 +327,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> Non
     assert path.read_text() == "mine"
     with pytest.warns(UserWarning, match="no step"), quorate.measure(path, mlp(), overwrite=True):
         pass
-    assert path.read_text() == "step,worker,seconds\n"
+    assert path.read_text() == HEADER
 
 
 def test_a_folder_that_is_not_there_is_made(tmp_path: Path) -> None:
@@ -395,22 +402,26 @@ def test_events_of_a_gpu_are_read_when_they_are_over_and_used_again(monkeypatch:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     FakeEvent.over, FakeEvent.made, CountingClock.time = -1.0, 0, 0.0
     clock = clocks.clock_for(torch.device("cuda", 0))
+    start = clock.now()
     for step in range(1000):
-        start = clock.now()
         CountingClock.time += 1.0
         assert clock.forget is not None
         clock.forget(clock.now())
         CountingClock.time += step
-        clock.add_one(start, clock.now())
+        middle = clock.now()
+        CountingClock.time += 0.5
+        end = clock.now()
+        clock.add(start, [(middle, FORWARD), (end, WAITING)])
+        start = end
         FakeEvent.over = CountingClock.time if step % 50 == 0 else FakeEvent.over
-    clock.add([])
+    clock.add(None, [])
     capturing[0] = True  # a CUDA graph
-    clock.add_one(clock.now(), clock.now())
-    assert FakeEvent.made < 250
-    found = clock.finish()
-    assert list(found)[:1000] == pytest.approx([1.0 + step for step in range(1000)])
-    assert math.isnan(found[1000]) and math.isnan(found[1001])
-    assert len(found) == 1002
+    clock.add(clock.now(), [(clock.now(), FORWARD)])
+    assert FakeEvent.made < 350
+    found = list(clock.finish())
+    assert found[: 1000 * WIDTH : WIDTH] == pytest.approx([1.0 + step for step in range(1000)])
+    assert found[WIDTH - 1 : 1000 * WIDTH : WIDTH] == pytest.approx([0.5] * 1000)
+    assert len(found) == 1002 * WIDTH and all(map(math.isnan, found[1000 * WIDTH :]))
 
 
 def test_training_inside_a_pause_is_left_out_and_pauses_may_be_nested(
@@ -434,3 +445,123 @@ def test_training_inside_a_pause_is_left_out_and_pauses_may_be_nested(
         train(2.0)
         train(3.0)
     assert seconds(path) == [1.0, 2.0, 3.0]
+
+
+# ---------------------------------------------------------------- phases
+
+
+class Spending(nn.Module):
+    """A layer whose forward and backward take a time of their own."""
+
+    def __init__(self, clock: Callable[[float], None], forward_s: float, backward_s: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self._clock, self._forward_s, self._backward_s = clock, forward_s, backward_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._clock(self._forward_s)
+        result: torch.Tensor = self.inner(x)
+        result.register_hook(lambda _gradient: self._clock(self._backward_s))
+        return result
+
+
+class SpendingSGD(torch.optim.SGD):
+    spend: Callable[[float], None]
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.spend(0.125)
+        return super().step(closure)
+
+
+def phases(path: Path) -> list[list[float | None]]:
+    names = ("data", "forward", "backward", "optimizer", "waiting")
+    with path.open(newline="") as file:
+        return [[float(one[name]) if one[name] else None for name in names] for one in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_step_says_in_which_phase_its_seconds_went(
+    tmp_path: Path, clock: Callable[[float], None], passes: int, listed: bool
+) -> None:
+    path, model = tmp_path / "times.csv", Spending(clock, 2.0, 4.0)
+    optimizer = SpendingSGD(model.parameters(), lr=0.1)
+    optimizer.spend = clock
+    with quorate.measure(path, nn.ModuleList([nn.ModuleList([model])]) if listed else model):
+        for _ in range(8):
+            for _ in range(passes):
+                clock(1.0)  # loading
+                backward(model)
+            clock(32.0)  # waiting for others
+            optimizer.step()
+            clock(0.5)  # zero_grad, logging: before the next forward
+    first = [1.0 * passes, 2.0 * passes, 4.0 * passes, 0.0, 32.0]
+    after = [1.0 * passes + 0.5, 2.0 * passes, 4.0 * passes, 0.125, 32.0]
+    assert phases(path) == [first] + [after] * 7
+    assert seconds(path) == [sum(first[:4])] + [sum(after[:4])] * 7
+
+
+def test_phases_that_cannot_be_told_apart_are_left_blank(tmp_path: Path, clock: Callable[[float], None]) -> None:
+    """The loop calls a part of the model, whose beginning no hook sees; the seconds are right all the same."""
+    path, model = tmp_path / "times.csv", mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with quorate.measure(path, model):
+        for _ in range(3):
+            clock(1.0)
+            model.forward(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+    assert seconds(path) == [1.0] * 3
+    assert [one[:4] for one in phases(path)] == [[None] * 4] * 3
+
+
+def test_a_pause_is_in_no_phase(tmp_path: Path, clock: Callable[[float], None]) -> None:
+    path, model = tmp_path / "times.csv", mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with quorate.measure(path, model) as measuring:
+        for _ in range(3):
+            clock(1.0)
+            with measuring.paused():
+                clock(50.0)
+                backward(model)
+            clock(0.5)
+            backward(model)
+            optimizer.step()
+    assert phases(path) == [[1.5, 0.0, 0.0, 0.0, 0.0]] * 3
+
+
+def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+    from quorate.latency.step_times import MORE_COLUMNS, StepTimes
+
+    assert ",".join(("step", "worker", "seconds", *MORE_COLUMNS)) + "\n" == HEADER
+    assert StepTimes({}).means("data") == {}
+
+
+def test_where_the_process_waited_for_a_core_is_written(tmp_path: Path) -> None:
+    path, model = tmp_path / "times.csv", mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with quorate.measure(path, model):
+        for _ in range(3):
+            backward(model)
+            optimizer.step()
+    with path.open(newline="") as file:
+        found = {(one["core_wait"], one["cores"]) for one in csv.DictReader(file)}
+    ((core_wait, cores),) = found
+    assert 0.0 <= float(core_wait) <= 1.0 and float(cores) >= 1
+
+
+def test_a_compiled_step_function_stays_one_graph(tmp_path: Path) -> None:
+    """The forward hooks do nothing inside it: no graph break, seconds as ever, phases unknown."""
+    path, model = tmp_path / "times.csv", mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = model(x).square().mean()
+        return result
+
+    with quorate.measure(path, model):
+        compiled = torch.compile(loss_of, backend="eager", fullgraph=True)
+        for _ in range(3):
+            compiled(torch.randn(4, 6)).backward()
+            optimizer.step()
+    assert len(seconds(path)) == 3
+    assert [one[:4] for one in phases(path)] == [[None] * 4] * 3

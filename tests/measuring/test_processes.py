@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from quorate.planning.step_times import read_step_times
+from quorate.latency.step_times import PHASES, read_step_times
 from tests.measuring.scripts import CASES, PROCESSES, SLOW_S, STEPS, run
 
 Ran = tuple[Path, list[CompletedProcess[str]]]
@@ -27,7 +27,7 @@ def test_the_fast_ones_are_not_charged_for_the_slow_one(name: str, ran: Ran) -> 
     assert [one.returncode for one in results] == [0, 0, 3], results
     path = folder / name / "times.csv"
     lines = path.read_text().splitlines()
-    assert lines[0] == "step,worker,seconds"
+    assert lines[0].startswith("step,worker,seconds,data,forward,backward,optimizer,waiting,")
     assert len(lines) == 1 + PROCESSES * STEPS
     assert [entry.name for entry in path.parent.iterdir()] == ["times.csv"]
     times = read_step_times([path]).times
@@ -35,6 +35,12 @@ def test_the_fast_ones_are_not_charged_for_the_slow_one(name: str, ran: Ran) -> 
     slow = found.pop(CASES[name])
     assert slow >= SLOW_S
     assert max(found.values()) < 0.5 * slow  # most of the waiting, were it in, is two thirds
+    table = read_step_times([path])
+    late, quick = CASES[name], (CASES[name] + 1) % PROCESSES
+    means = {phase: table.means(phase) for phase in (*PHASES, "waiting")}
+    assert means["data"][late] >= 0.8 * SLOW_S > means["data"][quick]  # it sleeps where a batch is loaded
+    assert max(means[phase][late] for phase in PHASES[1:]) < means["data"][late]
+    assert means["waiting"][quick] > 0.5 * SLOW_S > means["waiting"][late]
 
 
 def test_a_failing_process_leaves_a_part_of_every_worker(ran: Ran) -> None:

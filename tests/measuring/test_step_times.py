@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quorate.errors import BadInput
-from quorate.planning.step_times import read_step_times
+from quorate.latency.step_times import read_step_times
 
 GOOD = "step,worker,seconds\n0,0,0.5\n0,1,0.6\n1,0,0.4\n1,1,0.7\n"
 

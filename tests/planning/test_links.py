@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.scaling import links
+from benchmarks.scaling.links import Load, Rate, Traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import quorate
-from quorate.planning import links, plan
-from quorate.planning.links import Load, Rate, Traffic
+from quorate.planning import plan
 
 
 def load(**changes: Any) -> Load:

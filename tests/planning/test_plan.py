@@ -16,9 +16,9 @@ from quorate.errors import BadInput
 from quorate.latency import Lognormal, Pareto, ShiftedExponential
 from quorate.network import parse_network
 from quorate.planning import plan
+from quorate.planning.censoring import find_regimes
 from quorate.planning.fits import fit_laws
-from quorate.planning.regimes import find_regimes
-from quorate.planning.resizing import on_network, resize
+from quorate.planning.scenarios import on_network, resize
 from quorate.planning.slowness import find_slow
 from quorate.planning.updates import effort_of_iterations
 from quorate.planning.world import Floats, World
@@ -52,7 +52,7 @@ def test_json_has_what_is_promised(tmp_path: Path) -> None:
 
 @given(st.floats(0.0, 1e6), st.integers(2, 16))
 def test_more_noise_never_asks_for_a_smaller_quorum(noise: float, workers: int) -> None:
-    from quorate.planning.recommending import recommend
+    from quorate.planning.recommendation import recommend
     from quorate.planning.splits import split_times
     from quorate.planning.updates import effort_of_noise, effort_unknown
 

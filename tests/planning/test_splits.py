@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.latency.order import shifted_exponential_mean
+from quorate.latency.order_statistics import shifted_exponential_mean
 from quorate.planning import plan
 from quorate.planning.splits import split_times
 from tests.planning.worlds import WORLDS, exponential, measured, record, world

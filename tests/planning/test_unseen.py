@@ -9,7 +9,7 @@ import pytest
 
 from quorate.errors import BadInput
 from quorate.planning import plan
-from quorate.planning._filling import fill_in
+from quorate.planning.censoring import fill_in
 from tests.planning.worlds import exponential, measured, record
 
 WHOLE = (slice(0, 2000),)
@@ -53,9 +53,9 @@ def test_a_cluster_without_any_spread(tmp_path: Path) -> None:
 
 def test_a_run_that_does_not_wait_is_noted(tmp_path: Path) -> None:
     made = plan(record(tmp_path / "run", "shifted-exp:0.05,0.02", 6, 2, 200))
-    assert any("waited for 6 of 8" in note for note in made.notes)
+    assert any("waited for 6 of 8" in note for note in made.cautions)
     made = plan(record(tmp_path / "slow", "shifted-exp:0.05,0.01*slow:3=9", 7, 1, 200))
-    assert any("worker 3 hardly ever finished" in note for note in made.notes)
+    assert any("worker 3 hardly ever finished" in note for note in made.cautions)
     assert made.recommendation.quorum <= 7
     assert [(slow.worker, slow.is_bound) for slow in made.slow] == [(3, True)]
 
@@ -80,7 +80,7 @@ def test_rounds_of_which_only_some_were_cut_short_are_noted(tmp_path: Path) -> N
 
     engine = quorate.Simulated(8, "shifted-exp:0.05,0.02")
     quorate.train(None, quorate.Deadline(), engine, updates=300, out=tmp_path / "run")
-    assert any("waited for 7 of 8 arrivals in" in note for note in plan(tmp_path / "run").notes)
+    assert any("waited for 7 of 8 arrivals in" in note for note in plan(tmp_path / "run").cautions)
 
 
 def test_fewer_machines_are_taken_from_those_that_were_seen(tmp_path: Path) -> None:

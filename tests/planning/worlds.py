@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import quorate
-from quorate.planning.regimes import find_regimes
+from quorate.planning.censoring import find_regimes
 from quorate.planning.world import Floats, World
 
 WORLDS = {

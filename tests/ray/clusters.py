@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quorate.engines.ray.cluster import Demand, connect
-from quorate.engines.ray.starting import loopback_only, untouched_signals
+from quorate.engines.ray.connection import loopback_only, untouched_signals
 
 _NO_DASHBOARD: dict[str, Any] = {"include_dashboard": False}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quorate.cli import main
-from quorate.engines.ray import printing
+from quorate.engines.ray import connection
 from tests.cli.conftest import TASKS
 from tests.ray.processes import descendants
 
@@ -81,8 +82,29 @@ def test_lines_of_a_raylet_about_dead_workers_are_left_out(capsys: pytest.Captur
         "A worker died or was killed while executing a task by an unexpected system error. And …",
         "The disk is full.",
     ]
-    printing._print({"pid": "raylet", "ip": "127.0.0.1", "lines": said, "is_err": True, "job": "1"})
-    printing.print_what_is_left()
+    connection._print({"pid": "raylet", "ip": "127.0.0.1", "lines": said, "is_err": True, "job": "1"})
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == "(raylet, ip=127.0.0.1) The disk is full.\n"
+
+
+def test_a_killed_raylet_ends_the_run_with_a_sentence_and_the_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray may end the process when it is closed then, so the sentence comes before."""
+    (tmp_path / "tasks.py").write_text(TASKS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    command = [sys.executable, "-m", "quorate", *ENDLESS, "--out", "run", "--quiet"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: process.poll() is not None or any(checkpoints.glob("0*[1-9]*")))
+        rays = descendants(process.pid)
+        names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in rays}
+        (raylet,) = [pid for pid, name in names.items() if name == "raylet"]
+        os.kill(raylet, signal.SIGKILL)
+        _, err = process.communicate(timeout=200)
+    assert process.returncode == 1
+    assert "Ray is gone from this machine" in err
+    assert "to go on: quorate train --resume run\n" in err
+    assert any(checkpoints.glob("0*[1-9]*"))
+    wait_until(lambda: gone(rays))

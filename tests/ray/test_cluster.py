@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from quorate.engines.ray import cluster as cluster_module
-from quorate.engines.ray import starting
+from quorate.engines.ray import connection
 from quorate.engines.ray.cluster import connect
-from quorate.engines.ray.reaching import Found
+from quorate.engines.ray.connection import Found
 from quorate.engines.ray.security import listeners
-from quorate.errors import BadInput
+from quorate.errors import BadInput, install_line
 from tests.ray.conftest import ONE_CPU
 from tests.ray.processes import descendants
 
@@ -42,7 +42,7 @@ def ports_of(processes: set[int]) -> set[int]:
 def test_a_ray_of_our_own_is_private_quiet_and_gone_afterwards(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starting, "_FOLDER", own := f"quorate-ray-{os.getpid()}-")  # others run Ray here, too
+    monkeypatch.setattr(connection, "_FOLDER", own := f"quorate-ray-{os.getpid()}-")  # others run Ray here, too
     handler = signal.getsignal(signal.SIGTERM)
     opened = connect(address=None, workers=3, demand=ONE_CPU._replace(cpus=2.5, resources={"spot": 1.0}))
     try:
@@ -63,14 +63,14 @@ def test_a_ray_of_our_own_is_private_quiet_and_gone_afterwards(
             None,
         )
         assert (node.resources["CPU"], node.resources["spot"]) == (8.0, 3.0)  # 7.5 CPUs are asked for
-        assert node.object_store_bytes == starting._store_bytes(None) <= starting.OBJECT_STORE_BYTES
+        assert node.object_store_bytes == connection._store_bytes() <= connection.OBJECT_STORE_BYTES
         processes = descendants(os.getpid())
         ports = ports_of(processes | {os.getpid()})
         assert ports
         assert {one.host for one in listeners() if one.port in ports} == {"127.0.0.1"}
         assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
         assert signal.getsignal(signal.SIGTERM) is handler
-        (folder,) = Path(starting._short_folder()).glob(f"{own}*")
+        (folder,) = Path(connection._short_folder()).glob(f"{own}*")
         assert not [file for file in folder.rglob("*token*") if file.is_file()]
         said = ""
         while "a word of a worker" not in said:  # Ray reads it from a log, a moment later
@@ -84,7 +84,7 @@ def test_a_ray_of_our_own_is_private_quiet_and_gone_afterwards(
     opened.close()  # twice does no harm
     while {one for one in processes if Path(f"/proc/{one}").exists()}:  # Ray's workers end with the raylet
         time.sleep(0.05)
-    assert not list(Path(starting._short_folder()).glob(f"{own}*"))
+    assert not list(Path(connection._short_folder()).glob(f"{own}*"))
     printed = capfd.readouterr()
     assert (printed.out, printed.err) == ("", "")
 
@@ -92,23 +92,23 @@ def test_a_ray_of_our_own_is_private_quiet_and_gone_afterwards(
 def test_the_folder_of_a_run_that_was_killed_goes_with_the_next(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(starting, "_short_folder", lambda: str(tmp_path))
-    alive = starting.Session()
+    monkeypatch.setattr(connection, "_short_folder", lambda: str(tmp_path))
+    alive = connection.Session()
     killed = tmp_path / "quorate-ray-killed"
     (killed / "session_1").mkdir(parents=True)
     (killed / "in-use").touch()
     foreign = tmp_path / "quorate-ray-foreign"  # not made by us: nothing says that it is abandoned
     foreign.mkdir()
-    starting._remove_abandoned()
+    connection._remove_abandoned()
     assert alive.folder.is_dir() and foreign.is_dir() and not killed.exists()
     alive._lock.close()
 
 
 def test_sockets_get_a_short_folder_where_the_usual_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting.tempfile, "gettempdir", lambda: "/scratch")
-    assert starting._short_folder() == "/scratch"
-    monkeypatch.setattr(starting.tempfile, "gettempdir", lambda: "/scratch/" + "x" * 40)
-    assert starting._short_folder() == "/tmp"
+    monkeypatch.setattr(connection.tempfile, "gettempdir", lambda: "/scratch")
+    assert connection._short_folder() == "/scratch"
+    monkeypatch.setattr(connection.tempfile, "gettempdir", lambda: "/scratch/" + "x" * 40)
+    assert connection._short_folder() == "/tmp"
 
 
 # ---------------------------------------------------------------- bad input
@@ -123,7 +123,7 @@ def refused(**settings: object) -> str:
 
 def test_without_ray_there_is_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert refused() == "the Ray engine needs Ray, which is not installed: pip install 'quorate[ray]'"
+    assert refused() == f"the Ray engine needs Ray, which is not installed: {install_line('ray')}"
 
 
 def test_environments_that_are_none(tmp_path: Path) -> None:

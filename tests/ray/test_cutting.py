@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.engines.ray.cutting import cut
+from quorate.engines.ray.shard import cut
 
 SIZES = st.lists(st.integers(1, 1000), min_size=1, max_size=12)
 

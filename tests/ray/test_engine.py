@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,13 @@ pytest.importorskip("ray")
 import torch
 
 import quorate
+from quorate import stopping
+from quorate.checkpoint import CheckpointFolder
 from quorate.trace import Update
 from tests.ray.clusters import one_node
 from tests.tasks import Toy, adam, batch_norm_net
+
+pytestmark = pytest.mark.ray
 
 #: Far enough apart that who comes first is no question, also on a busy machine.
 FIXED = "constant:0.25*slow:1=2,2=4"
@@ -62,7 +69,6 @@ def test_fixed_arrivals_give_the_decisions_and_parameters_of_the_other_engines(t
     assert quorate.replay(tmp_path / "run", Toy(batch_norm_net, adam)).result.digest == on_ray.digest
 
 
-@pytest.mark.ray
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     policy, task = quorate.FullSync(), Toy(batch_norm_net, adam)
     quorate.train(task, policy, quorate.Ray(2, shards=2), updates=6, out=tmp_path / "run")
@@ -71,3 +77,32 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert went_on.metrics.updates == 12
     assert went_on.summary["samples"]["applied"] == whole.summary["samples"]["applied"]
     assert quorate.replay(tmp_path / "run", task).result.digest == went_on.digest
+
+
+class Endless(Toy):
+    """Its third evaluation asks the driver to end, and never ends itself."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_norm_net, adam)
+        self.driver, self.evaluations = os.getpid(), 0
+
+    def evaluate(self, model: Any) -> dict[str, float]:
+        self.evaluations += 1
+        if self.evaluations == 3:
+            os.kill(self.driver, signal.SIGTERM)
+            time.sleep(300)
+        return super().evaluate(model)
+
+
+@pytest.mark.timeout(120)
+def test_a_signal_ends_an_evaluation_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The actor that evaluates writes the checkpoints as well, so another one takes its place."""
+    monkeypatch.setattr(stopping, "FINISH_S", 0.5)
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        quorate.train(
+            *(Endless(), quorate.FullSync(), quorate.Ray(2)), updates=9, evaluate_every=1, out=tmp_path / "run"
+        )
+    assert max(CheckpointFolder(tmp_path / "run").versions()) == 3
+    monkeypatch.undo()
+    went_on = quorate.resume(tmp_path / "run", Toy(batch_norm_net, adam), quorate.Ray(2), updates=9)
+    assert went_on.metrics.updates == 9

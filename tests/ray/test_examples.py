@@ -37,7 +37,7 @@ def test_their_commands_are_ones_that_quorate_takes() -> None:
 
 
 def _check_command(words: list[str]) -> None:
-    from quorate.cli._app import app
+    from quorate.cli.app import app
 
     known: Any = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200"}).output
     assert words[:2] == ["quorate", "train"]

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("ray")
 
 import quorate
-from quorate.engines.ray import crew
+from quorate.engines.ray import workers
 from quorate.events import Ticket
 from quorate.trace import Update
 from tests.ray.clusters import end, one_node
@@ -75,7 +75,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_stopped_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "PING_S", 1.0)
+    monkeypatch.setattr(workers, "PING_S", 1.0)
     engine = quorate.Ray(WORKERS, latency=LATENCY)
     at = At(10, lambda: os.kill(opened(engine).processes()[2], signal.SIGSTOP))
     train(engine, at)
@@ -106,11 +106,11 @@ def test_without_a_folder_a_lost_shard_is_the_end_and_says_what_would_have_helpe
     assert "give out" in " ".join(raised.value.__notes__)
 
 
-def test_a_lost_keeper_is_made_again(tmp_path: Path) -> None:
+def test_a_lost_evaluator_is_made_again(tmp_path: Path) -> None:
     import ray
 
     engine = quorate.Ray(WORKERS, latency=LATENCY)
-    at = At(10, lambda: ray.kill(opened(engine)._keeper))
+    at = At(10, lambda: ray.kill(opened(engine)._evaluator))
     train(engine, at, out=tmp_path / "run", evaluate_every=5)
 
 
@@ -133,15 +133,15 @@ def test_a_shard_lost_after_the_last_update_does_not_make_the_run_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = quorate.Ray(WORKERS, latency=LATENCY)
-    from quorate.engines.ray.opened import Opened
+    from quorate.engines.ray.run import RayRun
 
-    real = Opened.digest
+    real = RayRun.digest
 
     def digest(self: Any) -> Any:
-        monkeypatch.setattr(Opened, "digest", real)
+        monkeypatch.setattr(RayRun, "digest", real)
         raise quorate.LearnerLost("a shard of the learner is gone")
 
-    monkeypatch.setattr(Opened, "digest", digest)
+    monkeypatch.setattr(RayRun, "digest", digest)
     task = Toy(optimizer=adam, samples=SAMPLES)
     with pytest.warns(RuntimeWarning, match="goes on at version 12, without loss"):
         result = quorate.train(task, quorate.FullSync(), engine, updates=12, out=tmp_path / "run")

@@ -16,10 +16,12 @@ import pytest
 
 from quorate.engines.ray import security
 from quorate.engines.ray.cluster import connect
-from quorate.engines.ray.room import check_room
+from quorate.engines.ray.preflight import check_room
 from quorate.errors import BadInput
 from tests.ray.conftest import ONE_CPU
 from tests.ray.processes import descendants
+
+pytestmark = pytest.mark.ray
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -85,7 +87,6 @@ def test_a_cluster_that_runs_already_is_joined_and_left_running(head: str, monke
         connect(address=head, workers=1, demand=ONE_CPU)
 
 
-@pytest.mark.ray
 def test_a_node_that_is_drained_says_when_it_leaves(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a spot warning comes: through Ray's own command. Last in this file, since the node takes no more work."""
     import ray

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from quorate.engines.ray import reaching
-from quorate.engines.ray.reaching import reach
+from quorate.engines.ray import connection
+from quorate.engines.ray.connection import reach
 from quorate.errors import BadInput
 
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaching, "ANSWER_WITHIN_S", 0.2)
-    monkeypatch.setattr(reaching, "SAY_WITHIN_S", 1.5)
+    monkeypatch.setattr(connection, "ANSWER_WITHIN_S", 0.2)
+    monkeypatch.setattr(connection, "SAY_WITHIN_S", 1.5)
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ def said(**other: Any) -> dict[str, Any]:
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, **other: Any) -> None:
-    monkeypatch.setattr(reaching, "_probe", lambda address: said(**other))
+    monkeypatch.setattr(connection, "_probe", lambda address: said(**other))
 
 
 def test_a_cluster_like_us_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

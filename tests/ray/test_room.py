@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quorate.engines.ray import room
+from quorate.engines.ray import preflight
 from quorate.engines.ray.cluster import Demand, Node
-from quorate.engines.ray.room import check_object_store, check_room
+from quorate.engines.ray.preflight import check_object_store, check_room
 from quorate.errors import BadInput
 from tests.ray.conftest import ONE_CPU
 
@@ -42,15 +42,15 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, float]]]:
     """Time passes a second a look; gives what the autoscaler was asked for."""
     asked: list[list[dict[str, float]]] = []
     seconds = itertools.count()
-    monkeypatch.setattr(room.time, "monotonic", lambda: float(next(seconds)))
-    monkeypatch.setattr(room.time, "sleep", lambda _: None)
+    monkeypatch.setattr(preflight.time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(preflight.time, "sleep", lambda _: None)
     monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(bundles))
     return asked
 
 
 def fit(machines: Machines, demand: Demand, workers: int, needed: int, wait_s: float = 0.0, **other: Any) -> int:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "_free", machines.free_now)
+        patch.setattr(preflight, "_free", machines.free_now)
         stopped = other.get("stopped", lambda: False)
         return check_room(machines, demand, workers, needed, wait_s, stopped)  # type: ignore[arg-type]
 
@@ -142,9 +142,8 @@ def test_an_object_store_too_small_is_a_figure_and_a_remedy() -> None:
     machines: Any = Machines({}, {}, store_bytes=200_000_000)
     check_object_store(machines, 200_000_000, "3 versions of the model")
     with pytest.raises(BadInput) as caught:
-        check_object_store(machines, 1_500_000_000, "3 versions of the model", {"1"})
+        check_object_store(machines, 1_500_000_000, "3 versions of the model")
     assert str(caught.value) == (
-        "3 versions of the model take 1,500 MB of a node's object store, but that of node 10.0.0.1 has 200 MB; start "
+        "3 versions of the model take 1,500 MB of a node's object store, but that of node 10.0.0.0 has 200 MB; start "
         "Ray there with --object-store-memory=1500000000 or more, or take a smaller model or more shards"
     )
-    check_object_store(machines, 1_500_000_000, "3 versions of the model", set())

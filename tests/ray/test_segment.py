@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quorate.engines.processes.memory import PAGE_BYTES
-from quorate.engines.ray.segment import Segment, SegmentAddress, attach, make_segment
+from quorate.engines.ray.transport import Segment, SegmentAddress, attach, make_segment
+from quorate.engines.shared.shared_memory import PAGE_BYTES
 
 
 @pytest.fixture

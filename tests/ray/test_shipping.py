@@ -12,11 +12,10 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from quorate.engines.ray import shipping, software
+from quorate.engines.ray import preflight, task_transfer
 from quorate.engines.ray.cluster import Cluster
-from quorate.engines.ray.private_memory import WORTH_MAPPING_BYTES
-from quorate.engines.ray.shipping import explained, ship, unship
-from quorate.engines.ray.software import check_software
+from quorate.engines.ray.preflight import check_software
+from quorate.engines.ray.task_transfer import WORTH_MAPPING_BYTES, explained, ship, unship
 from quorate.errors import BadInput
 from quorate.task import BoundTask, bind_task
 
@@ -224,7 +223,7 @@ def test_what_cannot_be_sent_is_said_here() -> None:
 
 def test_another_quorate_is_named_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     parcel = ship(bind_task("digits")) | {"quorate": "9.9"}
-    with pytest.raises(BadInput, match=rf"has quorate {shipping.VERSION}, but the run is of quorate 9\.9"):
+    with pytest.raises(BadInput, match=rf"has quorate {task_transfer.VERSION}, but the run is of quorate 9\.9"):
         unship(parcel)
 
 
@@ -233,10 +232,10 @@ def test_another_quorate_is_named_with_ours(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_nodes_are_asked_with_code_that_needs_no_quorate(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(software, "check_installed", lambda address, found: asked.append((address, found)))
+    monkeypatch.setattr(preflight, "check_installed", lambda address, found: asked.append((address, found)))
     monkeypatch.setattr(cluster, "driver_node", "another")  # so that the only node is one of the others
     check_software(cluster)
-    assert asked == [("127.0.0.1", {"quorate": shipping.VERSION, "torch": True})]
+    assert asked == [("127.0.0.1", {"quorate": task_transfer.VERSION, "torch": True})]
 
 
 @pytest.mark.parametrize(
@@ -244,10 +243,10 @@ def test_nodes_are_asked_with_code_that_needs_no_quorate(cluster: Cluster, monke
     [
         ({"quorate": None, "torch": True}, "node 10.0.0.7 does not have quorate; install the run's quorate"),
         ({"quorate": "0.0.1", "torch": False}, "node 10.0.0.7 does not have torch"),
-        ({"quorate": "0.0.1", "torch": True}, f"has quorate 0.0.1, but the run is of quorate {shipping.VERSION}"),
+        ({"quorate": "0.0.1", "torch": True}, f"has quorate 0.0.1, but the run is of quorate {task_transfer.VERSION}"),
     ],
 )
 def test_a_node_without_the_same_quorate_is_named(found: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput) as caught:
-        software.check_installed("10.0.0.7", found)
+        preflight.check_installed("10.0.0.7", found)
     assert said in str(caught.value)

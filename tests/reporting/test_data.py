@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 
 from quorate.errors import BadInput
-from quorate.reporting.report.data import planner_section, report_data, without_drawings
-from quorate.reporting.report.durations import Durations
-from quorate.reporting.report.gathering import find_runs, gather
-from quorate.reporting.report.looks import colours, labels
-from quorate.reporting.report.planned import plan_for
+from quorate.reporting.report.arrivals import Durations
+from quorate.reporting.report.data import colours, labels, plan_for, planner_section, report_data, without_drawings
 from quorate.reporting.report.timeline import KINDS, Timeline
+from quorate.reporting.report.trace_pass import find_runs, gather
 from tests.reporting.traces import BACKUP, HEADER, asynchronous, write
 
 PLAN: dict[str, Any] = {
@@ -114,7 +112,7 @@ def test_outline_adds_up_to_the_seconds_of_the_segments(run: dict[str, Any]) -> 
     timeline = run["timeline"]
     outline = timeline["outline"]
     shares, bins = base64.b64decode(outline["shares"]), outline["bins"]
-    for lane, kind in enumerate(outline["lanes"]):
+    for lane, kind in enumerate(outline["kinds"]):
         for row in range(3):
             start = (lane * 3 + row) * bins
             seconds = sum(shares[start : start + bins]) / 255 * outline["width_s"]
@@ -161,7 +159,7 @@ def test_torn_trace_is_shown_as_far_as_it_is_whole(tmp_path: Path) -> None:
 
 def test_trace_that_does_not_hang_together_names_the_line(tmp_path: Path) -> None:
     folder = write(tmp_path, [record for record in BACKUP if record["event"] != "start"])
-    with pytest.raises(BadInput, match="line 5 does not follow"):
+    with pytest.raises(BadInput, match="damaged at line 5; give it as quorate wrote it"):
         gather(folder)
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from quorate.errors import BadInput
 from quorate.reporting.figures import MissingLibrary
-from quorate.reporting.report import for_tensorboard
+from quorate.reporting.report import tensorboard
 from quorate.reporting.report.data import report_data
-from quorate.reporting.report.exporting import write_figures
-from quorate.reporting.report.gathering import gather
+from quorate.reporting.report.drawing import write_figures
 from quorate.reporting.report.tables import slug
+from quorate.reporting.report.trace_pass import gather
 from tests.reporting.test_data import PLAN
 from tests.reporting.traces import BACKUP, asynchronous, write
 
@@ -54,6 +54,12 @@ def test_every_figure_is_a_picture_and_a_table(data: dict[str, Any], tmp_path: P
     assert [row["backups"] for row in rows(folder / "plan.csv")] == ["0", "1"]
 
 
+def test_splits_that_cannot_be_judged_are_not_exported(tmp_path: Path) -> None:
+    plan = {**PLAN, "recommendation": {**PLAN["recommendation"], "is_kept": True}}
+    data = report_data([gather(write(tmp_path / "run", BACKUP))], plan=plan)
+    assert "plan" not in {file.stem for file in write_figures(data, tmp_path / "figures", overwrite=False)}
+
+
 def test_files_that_are_there_are_kept(data: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "loss.csv").write_text("mine", encoding="utf-8")
     with pytest.raises(BadInput, match="--overwrite"):
@@ -80,7 +86,7 @@ def test_tensorboard_has_the_curves(data: dict[str, Any], tmp_path: Path) -> Non
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for _ in range(2):  # the second time replaces what the first wrote
-        names = for_tensorboard.write_events(data, tmp_path / "events")
+        names = tensorboard.write_events(data, tmp_path / "events")
     assert names == ["backup-2-1", "async-2"]
     found = EventAccumulator(str(tmp_path / "events" / "backup-2-1"))
     found.Reload()
@@ -94,6 +100,6 @@ def test_tensorboard_has_the_curves(data: dict[str, Any], tmp_path: Path) -> Non
 
 
 def test_without_tensorboard_there_is_a_line_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(for_tensorboard, "find_spec", lambda name: None)
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     with pytest.raises(MissingLibrary, match=r"pip install 'quorate\[tensorboard\]'"):
-        for_tensorboard.write_events({"runs": []}, tmp_path)
+        tensorboard.write_events({"runs": []}, tmp_path)

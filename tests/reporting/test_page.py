@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quorate.reporting.report.data import report_data
-from quorate.reporting.report.gathering import gather
 from quorate.reporting.report.page import json_for_script, page_text
-from tests.browser import PHONE, open_page
+from quorate.reporting.report.trace_pass import gather
+from tests.browser import DESK, PHONE, open_page
 from tests.reporting.test_data import PLAN
-from tests.reporting.traces import BACKUP, END, HEADER, asynchronous, write
+from tests.reporting.traces import BACKUP, END, HEADER, asynchronous, rounds_of, write
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -47,10 +47,91 @@ def test_numbers_of_a_known_trace(tmp_path: Path, browser: Browser) -> None:
         assert page.locator("[data-drops]").inner_text() == "Dropped: 2 × late: its version is over."
         assert page.locator("[data-bytes]").inner_text() == "1.5 kB sent, 1.2 kB used, 300 B wasted (20 %)"
         slow = page.locator('tr[data-worker="2"] td').all_inner_texts()
-        assert slow[1] == "×1.50" and "compute" in slow
+        assert slow[1:3] == ["×1.50", "computing"]
         assert page.locator("tr[data-worker]").first.get_attribute("data-worker") == "2"
         assert page.locator(".uplot").count() == 4  # accuracy, loss, distribution and mean of arrivals
         assert asked == []
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_the_page_opens_with_findings_and_nothing_is_cut_off(
+    tmp_path: Path, browser: Browser, size: dict[str, int]
+) -> None:
+    """Numbers as long as they get: the tables of a run that records everything fit a desk, and scroll on a phone."""
+    records = rounds_of({worker: 1.0 if worker != 3 else 2.2 for worker in range(8)})
+    records = [{**one, "time": one["time"] * 123.4567} if "time" in one else one for one in records]
+    url = page_of(tmp_path, write(tmp_path / "run", records), plan=PLAN)
+    with open_page(browser, url, size) as (page, _):
+        ready(page)
+        found = page.locator("#findings > div")
+        assert [found.nth(place).get_attribute("data-finding") for place in range(2)] == ["slow", "plan"]
+        assert found.nth(0).inner_text().startswith("Worker 3 is ×2.2 slow in")
+        assert found.nth(0).locator("code").inner_text().startswith("quorate plan ")
+        assert "--workers 3+1" in found.nth(1).locator("code").inner_text()
+        box, card = found.nth(0).bounding_box(), page.locator("article").bounding_box()
+        assert box is not None and card is not None
+        assert box["y"] < 250 and box["y"] < card["y"]
+        ground = "(row) => getComputedStyle(row.cells[0]).backgroundColor"
+        colours = {
+            row.get_attribute("data-worker"): row.evaluate(ground) for row in page.locator("tr[data-worker]").all()
+        }
+        assert colours["3"] != colours["0"] and len({colours[str(other)] for other in (0, 1, 2, 4, 5, 6, 7)}) == 1
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+        if size is DESK:
+            cut = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth).length"
+            assert page.locator(".scroll").count() == 1 and page.evaluate(cut) == 0
+
+
+def test_when_nobody_is_slow_the_page_says_so_first(tmp_path: Path, browser: Browser) -> None:
+    url = page_of(tmp_path, write(tmp_path / "run", rounds_of({0: 1.0, 1: 1.0, 2: 1.0})))
+    with open_page(browser, url) as (page, _):
+        ready(page)
+        assert page.locator("#findings > div").first.inner_text().startswith("No worker is slow")
+        assert page.locator("tr.slow").count() == 0
+
+
+def test_a_tie_can_be_seen_on_the_choosing_chart(tmp_path: Path, browser: Browser) -> None:
+    """Splits from ×1 to ×20: one per cent is several pixels high, and every curve has its band."""
+    splits = [
+        {
+            **{"quorum": 8 - backups, "backups": backups, "updates": 1.0, "wasted": 0.1, "bytes": 5, "time": mean},
+            "update_seconds": {"mean": mean, "low": 0.99 * mean, "high": 1.01 * mean, "median": mean, "p99": mean},
+        }
+        for backups, mean in enumerate((20.0, 1.2, 1.01, 1.0, 1.005, 1.1, 2.0, 9.0))
+    ]
+    choice = {**PLAN["recommendation"], "quorum": 5, "backups": 3}
+    plan = {"machines": 8, "splits": splits, "recommendation": choice}
+    url = page_of(tmp_path, write(tmp_path / "run", BACKUP), plan=plan)
+    with open_page(browser, url) as (page, _):
+        ready(page)
+        plots = "[...CHARTS].filter((one) => one.plot && one.holder.closest('#plan')).map((one) => one.plot)"
+        assert page.evaluate(f"{plots}.map((plot) => plot.bands.length)") == [1, 1]
+        apart = f"{plots}.map((plot) => plot.valToPos(1.0, 'y') - plot.valToPos(1.01, 'y'))[0]"
+        assert page.evaluate(apart) > 5
+        assert "as good as 5+3" in page.locator("#plan").inner_text()
+
+
+def test_splits_that_cannot_be_judged_are_not_drawn(tmp_path: Path, browser: Browser) -> None:
+    """Workers shared cores: the plan leaves out other splits' figures, so the page has no chart of them."""
+    plan = {**PLAN, "recommendation": {**PLAN["recommendation"], "is_kept": True}}
+    with open_page(browser, page_of(tmp_path, write(tmp_path / "run", BACKUP), plan=plan)) as (page, _):
+        ready(page)
+        assert page.locator("#plan .uplot").count() == 0
+        assert "Figures of other splits are left out" in page.locator("#plan").inner_text()
+
+
+def test_heat_map_says_what_a_cell_is(tmp_path: Path, browser: Browser) -> None:
+    url = page_of(tmp_path, write(tmp_path / "run", rounds_of({0: 1.0, 1: 1.0, 2: 2.0})))
+    with open_page(browser, url) as (page, _):
+        ready(page)
+        canvas = page.locator(".heat canvas")
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        assert box is not None
+        wide = (box["width"] - 52) / 10
+        page.mouse.move(box["x"] + 46 + 4.5 * wide, box["y"] + 18 * 2 + 8)
+        says = page.locator(".heat + .says").inner_text()
+        assert says.startswith("worker 2, update 4: ") and says.endswith("×2.00")
 
 
 def test_x_axis_can_be_switched(tmp_path: Path, browser: Browser) -> None:
@@ -169,6 +250,7 @@ def test_runs_side_by_side(tmp_path: Path, browser: Browser) -> None:
         swatches = page.locator("#comparison .swatch")
         drawn = [swatches.nth(place).evaluate("(one) => one.style.borderTopColor") for place in range(3)]
         assert len(set(drawn)) == 3
+        assert all(swatch.evaluate("(one) => one.offsetWidth") == 22 for swatch in page.locator(".swatch").all())
         assert "broke off" in page.locator("article").nth(1).inner_text()
         assert page.locator("article .notice").count() == 1
         assert page.locator("[data-choice]").get_attribute("data-choice") == "3+1"

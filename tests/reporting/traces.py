@@ -100,6 +100,34 @@ def asynchronous(updates: int = 40) -> list[dict[str, Any]]:
     return [*records, {**END, "time": time, "version": updates, "reason": "limit reached"}]
 
 
+def rounds_of(
+    *seconds: dict[int, float], updates: int = 10, slow_part: str | None = "compute_s"
+) -> list[dict[str, Any]]:
+    """Full sync: what each worker's ticket takes in a round, round by round (one is repeated).
+
+    What a ticket takes beyond the second is in `slow_part`, or where that is None in no part.
+    """
+    rounds = seconds if len(seconds) > 1 else seconds * updates
+    workers = sorted(rounds[0])
+    records = [
+        {**HEADER, "policy": {"name": "full-sync"}, "workers": len(workers)},
+        *(join(0.0, one) for one in workers),
+    ]
+    now = 0.0
+    for version, took in enumerate(rounds):
+        first = version * len(workers)
+        records += [start(now, first + place, worker, version) for place, worker in enumerate(workers)]
+        order = sorted(range(len(workers)), key=lambda place: took[workers[place]])
+        for place in order:
+            parts = {"data_s": 0.0, "compute_s": 1.0, "transfer_s": 0.0}
+            if slow_part is not None:
+                parts[slow_part] += took[workers[place]] - 1.0
+            records.append({"event": "arrive", "time": now + took[workers[place]], "ticket": first + place, **parts})
+        now += max(took.values())
+        records.append(apply(now, version + 1, [first + place for place in order], 1.0))
+    return [*records, {**END, "time": now, "version": len(rounds)}]
+
+
 def write(folder: Path, records: Iterable[dict[str, Any]]) -> Path:
     """The folder of a run."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import quorate
-from quorate.engines import _lanes
-from quorate.engines._batchable import Batchable, conv2d, weight_norm
+from quorate.engines.simulated import vmapped
+from quorate.engines.simulated.vmapped import Batchable, conv2d, weight_norm
 from quorate.ledger import Ledger
 from quorate.tasks.charlm import CharLm
 from quorate.tasks.inception import Cifar10Inception
@@ -43,9 +43,9 @@ Computed = list[list[int]]
 def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
     """The batches of each call, the tries at the beginning first."""
     calls: Computed = []
-    compute = _lanes.Lanes.compute
+    compute = vmapped.VmappedModel.compute
     monkeypatch.setattr(
-        _lanes.Lanes, "compute", lambda lanes, batches: (calls.append(list(batches)), compute(lanes, batches))
+        vmapped.VmappedModel, "compute", lambda lanes, batches: (calls.append(list(batches)), compute(lanes, batches))
     )
     return calls
 
@@ -112,7 +112,7 @@ def test_one_late_worker_computes_ahead(
 
 @pytest.mark.parametrize("optimizer", [sgd, adam], ids=["momentum", "adam"])
 def test_more_workers_than_lanes(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quorate.engines._in_process.MOST_LANES", 3)
+    monkeypatch.setattr("quorate.engines.simulated.engine.MOST_AT_ONCE", 3)
     apart, abreast = (_run(Toy(optimizer=optimizer), quorate.Async(), together, 8) for together in (False, True))
     assert _arithmetic(abreast) == "abreast"
     _assert_close(apart, abreast)
@@ -405,8 +405,10 @@ def test_equal_seeds_give_equal_bits_also_with_chance_and_when_played_again(
 ) -> None:
     out = tmp_path / "run"
     first = _run(Toy(_drops), quorate.Async(), True, out=out)
-    compute = _lanes.Lanes.compute
-    monkeypatch.setattr(_lanes.Lanes, "compute", lambda lanes, batches: (torch.rand(1), compute(lanes, batches)))
+    compute = vmapped.VmappedModel.compute
+    monkeypatch.setattr(
+        vmapped.VmappedModel, "compute", lambda lanes, batches: (torch.rand(1), compute(lanes, batches))
+    )
     second = _run(Toy(_drops), quorate.Async(), True)  # chance is the batches' own, whatever else is drawn
     assert _arithmetic(first) == "abreast"
     assert first.digest == second.digest == quorate.replay(out, Toy(_drops)).result.digest

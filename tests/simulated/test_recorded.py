@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import quorate
 from quorate import learner
-from quorate.engines import _recorded, _replayed
-from quorate.engines._in_process import InProcessEngine
-from quorate.engines._slots import Slot
+from quorate.engines.simulated import cuda_graphs
+from quorate.engines.simulated.asynchronous import GradientMemory
+from quorate.engines.simulated.engine import InProcessEngine
 from tests.tasks import Toy, adam, plain_sgd, sgd
 
 HAS_GPU = torch.cuda.is_available()
@@ -31,18 +31,18 @@ class Graph:
     """Stands in for a CUDA graph."""
 
     def __init__(self, compute: Callable[[], Tensor], clear: Callable[[], None]) -> None:
-        self._compute, self._clear, self.made = compute, clear, compute()
+        self._compute, self._clear, self.output = compute, clear, compute()
 
     def replay(self) -> None:
-        self.made.copy_(self._compute())
+        self.output.copy_(self._compute())
         self._clear()
 
 
-class SlotWithoutGpu(Slot):
+class SlotWithoutGpu(GradientMemory):
     """Stands in for one whose numbers come from a device."""
 
-    def __init__(self, bench: Any) -> None:
-        super().__init__(bench)
+    def __init__(self, worker: Any) -> None:
+        super().__init__(worker)
         self.numbers = torch.zeros(2, dtype=torch.float64)
         self.done = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
 
@@ -54,16 +54,16 @@ def _a_graph_or_its_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def record(compute: Callable[[], Tensor], clear: Callable[[], None], hold: Callable[[], Any], _: Any) -> Any:
         held, graph = hold(), Graph(compute, clear)
-        return SimpleNamespace(graph=graph, made=graph.made, held=held)
+        return SimpleNamespace(graph=graph, output=graph.output, held=held)
 
-    monkeypatch.setattr(_recorded, "record", record)
-    monkeypatch.setattr(_recorded, "share_of_memory", lambda bench, batches: 0.001)
+    monkeypatch.setattr(cuda_graphs, "record", record)
+    monkeypatch.setattr(cuda_graphs, "share_of_memory", lambda worker, batches: 0.001)
     monkeypatch.setattr(
         InProcessEngine,
-        "_recorded",
-        lambda engine, bench, groups=1: _recorded.recorded(bench, groups) if engine.graphs else None,
+        "_graph",
+        lambda engine, worker, groups=1: cuda_graphs.gradient_graph(worker, groups) if engine.graphs else None,
     )
-    monkeypatch.setattr(_replayed, "_Slot", SlotWithoutGpu)
+    monkeypatch.setattr(cuda_graphs, "_Slot", SlotWithoutGpu)
     # Norms as a GPU takes them; BLAS rounds by how the numbers lie.
     monkeypatch.setattr(learner, "global_norm", lambda tensors: float(torch.stack(torch._foreach_norm(tensors)).norm()))
 
@@ -283,7 +283,7 @@ def test_an_engine_that_is_used_again_without_a_task_learns_nothing() -> None:
 
 
 def test_a_large_round_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_recorded, "_MOST_MEMORY", 0.0)
+    monkeypatch.setattr(cuda_graphs, "_MOST_MEMORY", 0.0)
     engine = quorate.Simulated(5, "shifted-exp:1,1", device=DEVICE, together=True)
     quorate.train(Toy(_normed, sgd), quorate.FullSync(), engine, updates=3)
     assert not _uses_a_recording(engine)

@@ -154,3 +154,21 @@ def test_wrong_shards_are_refused_with_what_to_write(text: str, says: str) -> No
 def test_a_network_of_code_is_checked_too(shards: Any) -> None:
     with pytest.raises(quorate.BadInput, match="at least 1"):
         quorate.Network(server_bandwidth=1e9, shards=shards)
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [
+        *(
+            (form, 1e9)
+            for form in ("1Gbps", "1Gbit", "1Gbit/s", "1 Gbit", "1Gbits/s", "1Gb/s", "1Gb", "1gbps", "1gbit")
+        ),
+        *((form, 1e10) for form in ("10GbE", "10gbe", "10GigE", "10 GbE", "10e9bps", "10000Mbit")),
+        *((form, 1e9) for form in ("125MB/s", "125MBps", "0.125GB/s", "125000KB/s", "125e6B/s")),
+        ("1MiB/s", 8 * 2**20),
+        ("inf", float("inf")),
+    ],
+)
+def test_forms_of_a_rate(text: str, bits: float) -> None:
+    """A small b is a bit and a large B a byte, as everywhere; case decides nothing else."""
+    assert parse_network(f"bandwidth={text}").bandwidth == pytest.approx(bits / 8)

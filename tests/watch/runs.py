@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quorate.events import Ticket
+from quorate.events import Parts, Ticket
 from quorate.trace import Recorder, Update
 
 from .conftest import HEADER
@@ -30,5 +30,17 @@ def round_of(trace: Recorder, version: int, loss: float = 1.0) -> None:
     trace.evaluated(start + 1.0, version + 1, {"accuracy": 0.5 + 0.01 * version})
 
 
-def end(trace: Recorder, version: int) -> None:
-    trace.ended(float(version), version, "limit reached", None)
+def full_round(trace: Recorder, version: int, seconds: dict[int, float]) -> None:
+    """An update of every worker's gradient; a round takes as long as the slowest, 2.2 s at most."""
+    start = 2.2 * version
+    tickets = [Ticket(3 * version + worker, worker, 0, version, 3 * version + worker, 4) for worker in seconds]
+    for ticket in tickets:
+        trace.started(start, ticket)
+    for ticket in sorted(tickets, key=lambda ticket: seconds[ticket.worker]):
+        took = seconds[ticket.worker]
+        trace.arrived(start + took, ticket, Parts(0.0, took, 0.0))
+    trace.applied(start + max(seconds.values()), Update(version + 1, tuple(tickets), None, "all", 1.0, None))
+
+
+def end(trace: Recorder, version: int, at: float | None = None) -> None:
+    trace.ended(float(version) if at is None else at, version, "limit reached", None)

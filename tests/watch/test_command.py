@@ -39,7 +39,7 @@ def test_a_finished_run_is_printed_in_the_terminal(trace: GrowingTrace, capsys: 
 
 def test_a_growing_run_is_followed_in_lines_until_it_ends(trace: GrowingTrace) -> None:
     with subprocess.Popen(
-        [*QUORATE, str(trace.path), "--terminal"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*QUORATE, str(trace.path), "--terminal", "--wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"waiting for {trace.path}, which is not there yet\n"
@@ -52,6 +52,39 @@ def test_a_growing_run_is_followed_in_lines_until_it_ends(trace: GrowingTrace) -
         out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     assert out.endswith("the run has ended: limit reached\n")
+
+
+@pytest.mark.parametrize("options", [[], ["--terminal"]], ids=["page", "terminal"])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("runs/01", "there is no run in 'runs/01'; did you mean 'runs/001'? Add --wait"),
+        ("runs/01/trace.jsonl", "there is no run in 'runs/01/trace.jsonl'; did you mean 'runs/001'? Add --wait"),
+        ("nosuch/folder/at/all", "there is no run in 'nosuch/folder/at/all'; check the path. Add --wait"),
+        ("runs", "'runs' is a folder of runs (1); name one of them, such as 'runs/001'"),
+        ("empty", "there is no run in 'empty'; check the path. Add --wait"),
+    ],
+)
+def test_a_mistyped_path_is_an_error_at_once(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    given: str,
+    words: str,
+) -> None:
+    def waits(*_: object, **__: object) -> None:
+        raise AssertionError("it waits for a run that nobody starts")
+
+    begin(GrowingTrace(tmp_path / "runs" / "001" / "trace.jsonl"))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("quorate.reporting.live.watcher.Watcher.__init__", waits)
+    assert main(["watch", given, *options]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert words in printed.err
+    assert len(printed.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -136,7 +169,7 @@ def test_a_missing_library_gets_the_line_to_type(
 
 
 @pytest.mark.parametrize(
-    ("how", "module"), [("--terminal", "quorate.cli._watching"), ("--no-open", "quorate.reporting.live.server")]
+    ("how", "module"), [("--terminal", "quorate.cli.terminal_view"), ("--no-open", "quorate.reporting.live.server")]
 )
 def test_a_signal_that_an_import_would_swallow_is_not_lost(
     trace: GrowingTrace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, how: str, module: str

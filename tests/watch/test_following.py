@@ -13,9 +13,8 @@ import pytest
 
 import quorate
 from quorate.events import Ticket
-from quorate.reporting.live import follower as following
-from quorate.reporting.live.follower import Follower, trace_file
-from quorate.reporting.live.watcher import Watcher
+from quorate.reporting.live import watcher as following
+from quorate.reporting.live.watcher import Follower, Watcher, trace_file
 
 from .conftest import HEADER, GrowingTrace
 from .runs import begin, end, round_of

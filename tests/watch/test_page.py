@@ -15,10 +15,12 @@ from quorate.metrics import metrics_of
 from tests.browser import PHONE, open_page
 
 from .conftest import GrowingTrace, served
-from .runs import begin, end, round_of
+from .runs import begin, end, full_round, round_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+ORDER = ("findings", "tiles", "workers", "charts")
 
 
 def shows(page: Page, selector: str, text: str) -> None:
@@ -68,9 +70,51 @@ def test_the_page_shows_the_numbers_of_a_known_trace_and_follows_it(browser: Bro
         shows(page, "#choices tbody", "53two arrive together")
         trace.lost(5.5, 1, ())
         shows(page, "#legend span:nth-child(4)", "1 lost")
-        end(trace, 5)
+        end(trace, 5, at=6.0)
         shows(page, "#status", "the run has ended: limit reached")
         assert all(address.startswith(server.url) for address in asked)
+
+
+def test_the_page_opens_with_who_is_slow_and_workers_stand_before_curves(browser: Browser, trace: GrowingTrace) -> None:
+    begin(trace, policy={"name": "full-sync"})
+    for version in range(5):
+        full_round(trace, version, {0: 1.0, 1: 1.0, 2: 2.2})
+    with served(trace.path.parent) as server, open_page(browser, server.url) as (page, _):
+        shows(
+            page,
+            "#findings .slow p",
+            "Worker 2 is ×2.2 slow in computing: 2.20 s a gradient, the usual worker takes 1.00 s. Waiting for it "
+            "costs 6.00 s, 55% of the last 5 updates. Without it, an update takes 1.00 s instead of 2.20 s, with 2 of "
+            "3 gradients: ×1.47 the samples per second. Look for other load on its machine, or leave it out.",
+        )
+        shows(page, "#findings .command", f"quorate plan {trace.path.parent} --what-if without=2")
+        assert page.locator("#workers tbody tr").first.get_attribute("class") == "slow"
+        assert page.locator("#workers tr.slow").count() == 1
+        tops = [page.locator(f"#{name}").evaluate("(one) => one.getBoundingClientRect().top") for name in ORDER]
+        assert tops == sorted(tops)
+        for version in range(5, 60):
+            full_round(trace, version, {0: 1.0, 1: 1.0, 2: 1.0})
+        page.wait_for_selector("#findings .even")
+        assert page.locator("#findings .slow, #workers tr.slow").count() == 0
+        assert page.locator("#findings .plan").count() == 0, "of a run that goes on nothing is planned"
+        end(trace, 60, at=200.0)
+        page.wait_for_selector("#findings .plan")
+        assert page.inner_text("#findings .plan p").startswith("Take ")
+
+
+def test_after_an_interrupt_the_page_shows_the_command_to_go_on(browser: Browser, trace: GrowingTrace) -> None:
+    begin(trace)
+    round_of(trace, 0)
+    folder = trace.path.parent
+    with served(folder) as server, open_page(browser, server.url) as (page, _):
+        shows(page, "#status", "running")
+        assert page.locator("#go-on").is_hidden()
+        trace.ended(1.0, 1, "stopped by SIGINT", None)
+        shows(page, "#status", "the run has ended: stopped by SIGINT")
+        assert page.locator("#go-on").is_hidden(), "there is nothing to go on from"
+        (folder / "checkpoints" / "00000001").mkdir(parents=True)
+        page.wait_for_selector("#go-on:not([hidden])")
+        assert page.inner_text("#go-on code") == f"quorate train --resume {folder}"
 
 
 def test_a_resumed_run_is_shown_from_its_checkpoint_on(browser: Browser, trace: GrowingTrace) -> None:
@@ -153,6 +197,8 @@ def test_a_real_run_is_watched_from_before_its_start_to_its_end(browser: Browser
             _, err = process.communicate(timeout=90)
         assert process.returncode == 130, err
         page.wait_for_function("() => document.querySelector('#status').textContent.startsWith('the run has ended: ')")
+        page.wait_for_selector("#go-on:not([hidden])")
+        assert page.inner_text("#go-on code") == f"quorate train --resume {run}"
         metrics = metrics_of(run)
         assert metrics.updates > 0
         shows(page, "#tile-samples .value", f"{metrics.samples_applied:,}")

@@ -11,14 +11,13 @@ import pytest
 import quorate
 from quorate.events import Ticket
 from quorate.metrics import metrics_of
-from quorate.reporting.live.snapshot import snapshot
-from quorate.reporting.live.state import LiveMetrics, Series
+from quorate.reporting.live.state import LiveMetrics, Series, snapshot
 from quorate.reporting.live.watcher import Watcher
-from quorate.reporting.report.gathering import gather
+from quorate.reporting.report.trace_pass import gather
 from quorate.trace import Update, feed, read_trace
 
 from .conftest import GrowingTrace
-from .runs import begin, end, round_of
+from .runs import begin, end, full_round, round_of
 
 
 def live_metrics(run: Path) -> LiveMetrics:
@@ -200,3 +199,14 @@ def test_arrivals_beyond_a_fixed_quorum_are_not_counted() -> None:
         metrics.arrived(1.25, ticket, None)
     metrics.applied(1.25, Update(2, tuple(tickets[:2]), None, "quorum", 1.0, None))
     assert snapshot(metrics)["kth_arrival_s"] == {"k": [1, 2], "mean_s": [0.25, 0.625]}
+
+
+def test_a_worker_that_is_late_by_chance_is_not_called_slow() -> None:
+    """Each ninth ticket takes eleven times as long; right after one, a smoothed pace would call its worker slow."""
+    metrics = LiveMetrics()
+    begin(metrics, policy={"name": "full-sync"})
+    for version in range(40):
+        full_round(metrics, version, {worker: 2.2 if (version + 3 * worker) % 9 == 0 else 0.2 for worker in range(3)})
+        if version > 10:
+            kinds = [one["kind"] for one in snapshot(metrics)["findings"]]
+            assert kinds == ["even", "chance"]

@@ -1,16 +1,16 @@
-"""`quorate compare`: several policies on one task, with the same seed and equally slow workers."""
+"""`quorate compare`: several policies on one task, with the same seed and the same latencies."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from quorate.cli._comparing import FIGURE_FILE, ComparisonFolder, Contender, run_all
-from quorate.cli._engines import LOCAL, RAY, SIMULATED, Place, Simulation, check_engine, place_of_real_workers
-from quorate.cli._grouping import grouped
-from quorate.cli._options import (
+from quorate.cli.engine_options import LOCAL, RAY, SIMULATED, Place, SimulatedPlace, check_engine, place_of_real_workers
+from quorate.cli.options import (
     CLUSTER,
     DEFAULT_LATENCY,
     END,
@@ -24,22 +24,164 @@ from quorate.cli._options import (
     ThreadsOption,
     UpdateOptions,
     WorkersOption,
+    faults_option,
+    grouped,
     network_option,
     option,
+    patience_option,
     together_option,
     wire_option,
 )
-from quorate.cli._policies import choose_policies, label, parse_workers, shown
-from quorate.cli._progress import reporter
-from quorate.cli._ray_options import RayOptions
-from quorate.cli._running import at_work, make_plan
-from quorate.cli._show import print_json
-from quorate.cli._table import print_table
-from quorate.errors import BadInput
+from quorate.cli.output import console, print_json, print_table, what_next
+from quorate.cli.policy_options import choose_policies, flag_text, label, parse_workers
+from quorate.cli.progress import Reporter, reporter
+from quorate.cli.ray_options import RayOptions
+from quorate.cli.run_command import RunSpec, make_run_spec, run_environment
+from quorate.conditions import KnownMeasure, Until, parse_until
+from quorate.errors import BadInput, Diverged, LearnerLost, QuorumLost
 from quorate.policies import Policy
+from quorate.reporting.comparison import ComparedRun, Row, csv_text, make_rows, measure_of, summary_of
+from quorate.reporting.figures import FORMATS, check_can_draw, draw_comparison, has_panels
+from quorate.trace import TRACE_FILE, Recorder
+
+FIGURE_FILE, TABLE_FILE, SUMMARY_FILE = "figure.png", "table.csv", "summary.json"
+RUN_FILES = (TRACE_FILE, "summary.json", "parameters.safetensors")
+CHECKPOINTS, CHECKPOINT_FILES = "checkpoints", ("tensors.safetensors", "state.json", "manifest.json")
+
+
+def contender_of(policy: Policy, workers: int, task: str | None) -> Contender:
+    """The contender of this policy; for digits, with the learning rate tuned for the policy."""
+    from quorate.tasks.digits import TUNED
+
+    name = label(policy, workers)
+    kind = TUNED.get(policy.name) if task == "digits" else None
+    if kind is None:
+        return Contender(policy.name, name, policy)
+    return Contender(policy.name, f"{name}, lr {kind().lr:g}", policy, f"{kind.__module__}:{kind.__name__}", kind().lr)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One run of a comparison, before it is made."""
+
+    name: str  # key, and name of the folder
+    label: str
+    policy: Policy
+    task: str | None = None  # None: the task of the RunSpec
+    lr: float | None = None  # None: the learning rate of the task
+
+
+class ComparisonFolder:
+    """A folder with one sub-folder per run, a table, a figure and a summary. It never removes other files."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self.path = path
+        self._names = names
+        self._made = not path.exists()
+
+    def check_free(self, remedy: str, may_hold_others: bool = False) -> None:
+        """Refuse a folder that holds a comparison, or anything else unless `may_hold_others`."""
+        if self.path.exists() and not self.path.is_dir():
+            raise BadInput(f"out is {str(self.path)!r}, which is a file; name a new folder")
+        for file in self._files():
+            if file.exists():
+                there = file.relative_to(self.path)
+                raise BadInput(f"the folder {str(self.path)!r} already holds a comparison ({there}); {remedy}")
+        other = None if may_hold_others or self._made else next(self.path.iterdir(), None)
+        if other is not None:
+            raise BadInput(f"the folder {str(self.path)!r} is not empty ({other.name}); {remedy}")
+
+    def clear(self) -> None:
+        """Remove the files of a comparison, and nothing else; links are not followed."""
+        for file in self._files():
+            if not file.parent.is_symlink() and (file.is_file() or file.is_symlink()):
+                file.unlink()
+        for name in self._names:
+            _clear_checkpoints(self.path / name / CHECKPOINTS)
+            _remove_if_empty(self.path / name)
+
+    def discard(self) -> None:
+        """Remove the runs made so far, after bad input that was only found on the way."""
+        self.clear()
+        if self._made:
+            _remove_if_empty(self.path)
+
+    def write(self, outcomes: Sequence[ComparedRun], rows: Sequence[Row], target: Until | None) -> None:
+        """Write the table and the summary, without the figure."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / TABLE_FILE).write_text(csv_text(rows), encoding="utf-8")
+        text = json.dumps(summary_of(outcomes, target), indent=2)
+        (self.path / SUMMARY_FILE).write_text(text + "\n", encoding="utf-8")
+
+    def _files(self) -> list[Path]:
+        runs = [self.path / name / file for name in self._names for file in RUN_FILES]
+        return [*runs, *(self.path / file for file in (FIGURE_FILE, TABLE_FILE, SUMMARY_FILE))]
+
+
+def _clear_checkpoints(folder: Path) -> None:
+    if folder.is_dir() and not folder.is_symlink() and not folder.parent.is_symlink():
+        for checkpoint in folder.iterdir():
+            if checkpoint.is_dir() and not checkpoint.is_symlink():
+                for name in CHECKPOINT_FILES:
+                    (checkpoint / name).unlink(missing_ok=True)
+                _remove_if_empty(checkpoint)
+    _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def run_all(
+    spec: RunSpec,
+    contenders: Sequence[Contender],
+    target: Until | None,
+    reporter: Reporter,
+    folder: ComparisonFolder | None,
+) -> list[ComparedRun]:
+    """Make the runs one after the other. A run that breaks off (diverged, quorum lost …) is a result too."""
+    try:
+        return [_run_one(spec, contender, target, reporter, folder) for contender in contenders]
+    except BadInput:
+        if folder is not None:
+            folder.discard()
+        raise
+
+
+def _run_one(
+    spec: RunSpec, contender: Contender, target: Until | None, reporter: Reporter, folder: ComparisonFolder | None
+) -> ComparedRun:
+    from quorate.metrics import Metrics
+    from quorate.reporting.rounds import WholeRounds
+
+    metrics, arrivals = Metrics(), WholeRounds()
+    recorders: list[Recorder] = [metrics]
+    policy = contender.policy
+    if policy.name == "full-sync":
+        recorders.append(arrivals)
+    if target is not None:
+        recorders.append(KnownMeasure(target, ends_run=False))
+    broke_off = None
+    try:
+        spec.run(
+            policy,
+            contender.label,
+            reporter,
+            task=contender.task,
+            out=None if folder is None else folder.path / contender.name,
+            recorders=tuple(recorders),
+        )
+    except (Diverged, LearnerLost, QuorumLost) as error:
+        broke_off = str(error)
+        metrics.ended(metrics.seconds, metrics.updates, broke_off, None)
+    return ComparedRun(
+        name=contender.name, label=contender.label, metrics=metrics, broke_off=broke_off, kth_arrivals=arrivals.times
+    )
+
 
 ENGINES = (LOCAL, RAY, SIMULATED)
-#: A tenth of what is simulated: these seconds are waited for.
+#: A tenth of the simulated default, because these delays are real.
 DEFAULT_DELAYS = "pause:0.005,0.05,10"
 DEFAULT_POLICIES = "full-sync,backup,async,softsync"
 DIGITS_TARGET = "accuracy>=0.95"
@@ -47,7 +189,7 @@ DIGITS_TARGET = "accuracy>=0.95"
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedCluster:
-    """The same cluster for all, with backups for those that use them."""
+    """The cluster of all runs; policies without backups use the backups as ordinary workers."""
 
     engine: Annotated[
         str,
@@ -64,7 +206,7 @@ class ComparedCluster:
             CLUSTER,
             "How long a simulated ticket takes, or how long a real one is held back; e.g. constant:0.05, "
             "shifted-exp:0.05,0.025, chen2016, lognormal:0.05,0.4*slow:3=4.",
-            show_default=f"{DEFAULT_DELAYS} local, none on Ray, {DEFAULT_LATENCY} simulated",
+            show_default=f"none; {DEFAULT_DELAYS} for digits on local workers, {DEFAULT_LATENCY} simulated",
             metavar="MODEL",
         ),
     ] = None
@@ -72,29 +214,18 @@ class ComparedCluster:
     network: Annotated[str | None, network_option(" (simulated)")] = None
     faults: Annotated[
         str | None,
-        option(
-            CLUSTER,
-            "Workers that go, e.g. 'lose:3@2'; real ones come back by themselves, simulated ones with join:3@25.",
-            show_default="none",
-            metavar="SCRIPT",
+        faults_option(
+            "Workers that go, e.g. 'lose:3@2'; real ones come back by themselves, simulated ones with join:3@25."
         ),
     ] = None
-    patience: Annotated[float, option(CLUSTER, "Seconds to wait for workers when too few are alive.")] = 600.0
+    patience: Annotated[float, patience_option("Seconds to wait for workers when too few are alive.")] = 600
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedUpdate(UpdateOptions):
-    """The update of either engine."""
+    """Options of the update, for all engines."""
 
     together: Annotated[bool | None, together_option(" (simulated)")] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedEnd(EndOptions):
-    """Long enough for the digits to be learned, so that there is something to compare."""
-
-    epochs: Annotated[int | None, option(END, "End after so many epochs.", show_default="otherwise 20")] = None
-    default_epochs: ClassVar[int] = 20
 
 
 @grouped
@@ -107,7 +238,7 @@ def compare(
         str, option(POLICY, "What to compare; speed-ups are against the first.", metavar="NAME,NAME,…")
     ] = DEFAULT_POLICIES,
     options: PolicyOptions,
-    end: ComparedEnd,
+    end: EndOptions,
     target: Annotated[
         str | None,
         option(
@@ -123,33 +254,29 @@ def compare(
     out: OutFolderOption = None,
     figure: FigureOption = None,
 ) -> int:
-    """Train a task under several policies and show what each comes to.
+    """Train a task under several policies and compare the results.
 
-    All meet the same data and equally slow workers. Options of single policies go to those that take them.
-    Exit status 1 if a run breaks off (it stays in the table, and the others go on).
+    All runs use the same data and equally slow workers. An option goes to the policies that have it.
+    Exit status 1 if a run breaks off; it stays in the table, and the other runs continue.
     """
-    from quorate.conditions import parse_until
-    from quorate.reporting.comparison import make_rows, measure_of, summary_of
-    from quorate.reporting.figures import draw_comparison, has_panels
-
     place = choose_place(cluster, on_ray, subject, update, threads)
     workers = parse_workers(cluster.workers)
-    chosen = choose_policies(policies, workers, options.given())
+    chosen = choose_policies(policies, workers, options.given(), options.policy_option or ())
     _check_figure(figure, out, subject.no_gradients, chosen)
     if subject.no_gradients and target is not None:
         raise BadInput(f"target is {target!r}, but without gradients nothing is measured; leave out one of the two")
     if target is None and subject.task == "digits" and not subject.no_gradients:
         target = DIGITS_TARGET
     goal = None if target is None else parse_until(target)
-    plan = make_plan(subject, workers, place, cluster.patience, end, update)
-    contenders = [Contender(policy.name, label(policy, workers.total), policy) for policy in chosen]
+    spec = make_run_spec(subject, workers, place, cluster.patience, end, update)
+    contenders = [contender_of(policy, workers.total, spec.task) for policy in chosen]
     folder = None
     if out is not None:
         folder = ComparisonFolder(out, [contender.name for contender in contenders])
-        folder.check_free("name another, or move it away")
+        folder.check_free("name a new one")
 
-    with at_work(threads), reporter(output.quiet) as report:
-        outcomes = run_all(plan, contenders, goal, report, folder)
+    with run_environment(threads), reporter(output.quiet) as report:
+        outcomes = run_all(spec, contenders, goal, report, folder)
     rows = make_rows(outcomes, goal)
     if folder is not None:
         folder.write(outcomes, rows, goal)
@@ -157,25 +284,31 @@ def compare(
         for file in (figure, None if out is None else out / FIGURE_FILE):
             if file is not None:
                 draw_comparison(outcomes, goal, file)
+    rates = "" if spec.task is None else learning_rates(contenders, spec.task)
     if output.json:
-        print_json(summary_of(outcomes, goal))
+        print_json({**summary_of(outcomes, goal), "learning_rates": rates or None, "out": out and str(out)})
     else:
-        print_table(rows, goal, measure_of(outcomes, goal), outcomes[0].metrics.header)
+        header = outcomes[0].metrics.header
+        print_table(rows, goal, measure_of(outcomes, goal), header)
+        delays = f"Workers were held back on purpose ({place.latency}); --latency none runs without."
+        for line in (rates, delays if place.real and place.latency else "", what_next(out, "traces")):
+            if line:
+                console().print(line, markup=False)
     broken = [outcome for outcome in outcomes if outcome.broke_off is not None]
     for outcome in broken:
         sys.stderr.write(f"error: {outcome.label}: {outcome.broke_off}\n")
-    return 1 if broken else 0
+    return int(bool(broken))
 
 
 def choose_place(
     cluster: ComparedCluster, on_ray: RayOptions, subject: SubjectOptions, update: UpdateOptions, threads: int
 ) -> Place:
-    """The engine that was asked for. What only another one knows is refused rather than left unheeded."""
+    """The chosen engine. Options of other engines are refused instead of ignored."""
     check_engine(cluster.engine, ENGINES)
     if cluster.engine == SIMULATED:
         on_ray.refuse()
         _refuse({"wire": cluster.wire}, "simulated gradients are not sent anywhere", "--engine local")
-        return Simulation(
+        return SimulatedPlace(
             latency=cluster.latency or DEFAULT_LATENCY,
             network=cluster.network,
             faults=cluster.faults,
@@ -189,8 +322,8 @@ def choose_place(
         "apart": True if update.together is False else None,
     }
     _refuse(not_real, f"the {cluster.engine} engine's workers are real", "--engine simulated")
-    # Machines of a cluster are uneven by themselves; processes of one are not.
-    delays = DEFAULT_DELAYS if cluster.engine == LOCAL else None
+    # Processes of one machine are equally fast, so digits gets delays to show a difference; a user's task never does.
+    delays = DEFAULT_DELAYS if cluster.engine == LOCAL and subject.task == "digits" else None
     return place_of_real_workers(
         cluster.engine,
         on_ray,
@@ -202,16 +335,26 @@ def choose_place(
     )
 
 
+def learning_rates(contenders: Sequence[Contender], task: str) -> str:
+    """The learning rates of the runs; a stale policy looks worse than it is at the rate of a synchronous one."""
+    tuned = [f"{one.name} {one.lr:g}" for one in contenders if one.lr is not None]
+    stale = [one.name for one in contenders if one.lr is None and one.policy.staleness_bound != 0]
+    if tuned:
+        return f"Learning rates: the task's own, and those that suit the digits best: {', '.join(tuned)}."
+    own = f"Learning rate: that of {task}, for every policy."
+    if not stale:
+        return own
+    return f"{own} Stale gradients usually need a lower one: {' and '.join(stale)} may do better at theirs."
+
+
 def _refuse(options: dict[str, Any], why: str, other_engine: str) -> None:
     for name, value in options.items():
         if value is not None:
-            raise BadInput(f"{shown(name, value)} was given, but {why}; leave it out, or add {other_engine}")
+            raise BadInput(f"{flag_text(name, value)} was given, but {why}; leave it out, or add {other_engine}")
 
 
 def _check_figure(figure: Path | None, out: Path | None, no_gradients: bool, policies: list[Policy]) -> None:
-    """Refuse before the runs what would fail after them."""
-    from quorate.reporting.figures import FORMATS, check_can_draw
-
+    """Refuse a figure before the runs if it could not be drawn after them."""
     if figure is None and out is None:
         return
     check_can_draw()

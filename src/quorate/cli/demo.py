@@ -1,110 +1,149 @@
-"""`quorate demo`: why backup workers are worth having, measured in under a minute."""
+"""`quorate demo`: the effect of backup workers, measured in under a minute."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from quorate.cli._comparing import FIGURE_FILE, TABLE_FILE, ComparisonFolder, Contender, run_all
-from quorate.cli._demo_text import SameRate, sentences
-from quorate.cli._engines import Processes
-from quorate.cli._options import EndOptions, LearningOptions, TaskOptions
-from quorate.cli._policies import Workers, label
-from quorate.cli._progress import Reporter, reporter
-from quorate.cli._running import Plan, at_work, make_plan
-from quorate.cli._show import console
-from quorate.cli._table import print_table
-from quorate.policies import Async, BackupSync, FullSync, Policy, SoftSync
+from quorate.cli.compare import FIGURE_FILE, TABLE_FILE, ComparisonFolder, Contender, contender_of, run_all
+from quorate.cli.engine_options import LocalPlace
+from quorate.cli.options import EndOptions, LearningOptions, TaskOptions
+from quorate.cli.output import console, print_json, print_table, what_next
+from quorate.cli.policy_options import WorkerCounts, label
+from quorate.cli.progress import Reporter, reporter
+from quorate.cli.run_command import RunSpec, make_run_spec, run_environment
+from quorate.conditions import Until, parse_until
+from quorate.policies import Async, BackupSync, FullSync, SoftSync
+from quorate.reporting.comparison import ComparedRun, Row, make_rows, summary_of
+from quorate.reporting.figures import check_can_draw, draw_comparison
 
-if TYPE_CHECKING:
-    from quorate.conditions import Until
-    from quorate.reporting.comparison import Outcome
-    from quorate.tasks.digits import Digits
 
-WORKERS = Workers(quorum=6, backups=2)
+class SameRate(NamedTuple):
+    """Accuracy of a stale policy at the learning rate of the synchronous ones, after a few epochs."""
+
+    lr: float
+    epochs: int
+    full_accuracy: float
+    stale: Row
+
+
+def sentences(rows: Sequence[Row], target: Until, rates: dict[str, float], same_rate: SameRate) -> list[str]:
+    """Three findings: the fastest policy, the effect of learning rates, and the cost of dropped work."""
+    by_name = {row.name: row for row in rows}
+    full, backup = by_name["full-sync"], by_name["backup"]
+    return [
+        _first(rows, f"{target.target:.0%} test accuracy"),
+        _rates(full, rates, same_rate),
+        f"{backup.label} dropped {backup.dropped_share:.0%} of its tickets, and so {backup.wasted_share:.0%} of its "
+        f"workers' time; under {full.label} they spent {full.waiting_share:.0%} of it waiting for the slowest.",
+    ]
+
+
+def _first(rows: Sequence[Row], goal: str) -> str:
+    winner = min((row for row in rows if row.time_to_target_s is not None), key=_time, default=None)
+    if winner is None:
+        return f"No policy reached {goal}."
+    others = ", ".join(f"{_short(row)} {_compared(row, winner)}" for row in rows if row is not winner)
+    return f"{_short(winner)} was the first to reach {goal}, after {_time(winner):.1f} s; {others}."
+
+
+def _compared(row: Row, winner: Row) -> str:
+    if row.time_to_target_s is None:
+        return "broke off" if row.broke_off else "never did"
+    return f"took {_time(row):.1f} s (×{_time(row) / _time(winner):.1f})"
+
+
+def _rates(full: Row, rates: dict[str, float], same: SameRate) -> str:
+    stale = same.stale
+    chosen = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
+    accuracy = "broke off" if stale.broke_off is not None or stale.final is None else f"at {stale.final:.0%}"
+    return (
+        f"Each ran at the learning rate that was best for it of those tried: {chosen}. "
+        f"At {same.lr:g} and after {same.epochs} epochs, {full.label} is at {same.full_accuracy:.0%}, "
+        f"{_short(stale)} {accuracy}; its gradients were {stale.staleness_mean:.1f} versions old on average."
+    )
+
+
+def _short(row: Row) -> str:
+    return row.label.partition(",")[0]
+
+
+def _time(row: Row) -> float:
+    assert row.time_to_target_s is not None
+    return row.time_to_target_s
+
+
+WORKERS = WorkerCounts(quorum=6, backups=2)
 LATENCY = "lognormal:0.01,0.2*pauses:0.05,10"
 TARGET = "accuracy>=0.95"
-EPOCHS, EPOCHS_AT_SAME_RATE = 20, 5
+EPOCHS, EPOCHS_AT_SAME_RATE = 25, 5
 PATIENCE_S = 60.0
-SEED = 1  # with 0, softsync takes 25 epochs or never gets there; with 1 to 4, 17 or 18 (see _demo_tasks.py)
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where to leave the traces, the table and the figure.")] = Path("demo"),
+    out: Annotated[
+        Path, typer.Option(help="A folder for the traces, the table and the figure.", metavar="FOLDER")
+    ] = Path("demo"),
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Remove an earlier demo's own files there, nothing else.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Draws parameters, order of samples and delays.")] = SEED,
+    seed: Annotated[int, typer.Option(help="Draws parameters, order of samples and delays.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")] = False,
 ) -> None:
     """Handwritten digits on 8 workers that pause now and then: full sync, backup workers, async and softsync.
 
     The workers are processes of this machine and the seconds are real; only the delays are artificial.
     A worker waits some 10 ms before each gradient, and one time in twenty ten times as long.
     """
-    from quorate.conditions import parse_until
-    from quorate.reporting.comparison import make_rows
-    from quorate.reporting.figures import check_can_draw, draw_comparison
-
     check_can_draw()
-    place = Processes(threads=1, device="cpu", latency=LATENCY, faults=None, wire=None)
-    plan = make_plan(TaskOptions(seed=seed), WORKERS, place, PATIENCE_S, EndOptions(epochs=EPOCHS), LearningOptions())
+    place = LocalPlace(threads=1, device="cpu", latency=LATENCY, faults=None, wire=None)
+    spec = make_run_spec(
+        TaskOptions(seed=seed), WORKERS, place, PATIENCE_S, EndOptions(epochs=EPOCHS), LearningOptions()
+    )
     goal = parse_until(TARGET)
-    entrants, rates = contenders()
-    folder = ComparisonFolder(out, [contender.name for contender in entrants])
+    chosen, rates = contenders()
+    folder = ComparisonFolder(out, [contender.name for contender in chosen])
     if overwrite:
         folder.clear()
-    folder.check_free("name another folder, or add --overwrite")
-    with at_work(place.threads), reporter(quiet=False) as report:
-        outcomes = run_all(plan, entrants, goal, report, folder)
-        same_rate = _at_the_same_rate(plan, outcomes, rates["full-sync"], goal, report)
+    folder.check_free("name another folder, or add --overwrite", may_hold_others=overwrite)
+    with run_environment(place.threads), reporter(quiet=False) as report:
+        outcomes = run_all(spec, chosen, goal, report, folder)
+        same_rate = _at_the_same_rate(spec, outcomes, rates["full-sync"], goal, report)
     rows = make_rows(outcomes, goal)
     folder.write(outcomes, rows, goal)
     draw_comparison(outcomes, goal, out / FIGURE_FILE)
 
+    said = sentences(rows, goal, rates, same_rate)
+    if json:
+        print_json({**summary_of(outcomes, goal), "findings": said, "learning_rates": rates, "out": str(out)})
+        return
     print_table(rows, goal, goal.name, outcomes[0].metrics.header)
     screen = console()
-    for sentence in sentences(rows, goal, rates, same_rate):
+    for sentence in said:
         screen.print("\n" + sentence, markup=False)
-    screen.print(
-        f"\nIn {str(out)!r}: {FIGURE_FILE}, {TABLE_FILE}, and a folder a run for quorate replay.", markup=False
-    )
+    screen.print(f"\nIn {str(out)!r}: {FIGURE_FILE}, {TABLE_FILE}, and a folder a run.", markup=False)
+    screen.print(what_next(out), markup=False)
 
 
 def contenders() -> tuple[list[Contender], dict[str, float]]:
-    """The four policies, each at the learning rate that suits it, and these rates."""
-    from quorate.cli._demo_tasks import DigitsForAsync, DigitsForSoftSync
+    """The four policies, each with the learning rate tuned for it, and these rates."""
     from quorate.tasks.digits import Digits
 
-    usual = Digits().lr
-    chosen: list[tuple[Policy, type[Digits]]] = [
-        (FullSync(), Digits),
-        (BackupSync(WORKERS.quorum, WORKERS.backups), Digits),
-        (Async(), DigitsForAsync),
-        (SoftSync(WORKERS.quorum), DigitsForSoftSync),
-    ]
-    rates = {policy.name: kind().lr for policy, kind in chosen}
-    entrants = []
-    for policy, kind in chosen:
-        name = label(policy, WORKERS.total)
-        if rates[policy.name] == usual:
-            entrants.append(Contender(policy.name, name, policy))
-        else:
-            place = f"{kind.__module__}:{kind.__name__}"
-            entrants.append(Contender(policy.name, f"{name}, lr {rates[policy.name]:g}", policy, place))
-    return entrants, rates
+    policies = (FullSync(), BackupSync(WORKERS.quorum, WORKERS.backups), Async(), SoftSync(WORKERS.quorum))
+    chosen = [contender_of(policy, WORKERS.total, "digits") for policy in policies]
+    return chosen, {contender.name: contender.lr or Digits().lr for contender in chosen}
 
 
-def _at_the_same_rate(plan: Plan, outcomes: list[Outcome], lr: float, goal: Until, report: Reporter) -> SameRate:
-    """Async for a few epochs at full sync's rate, and full sync after as many."""
-    from quorate.reporting.comparison import make_rows
-
+def _at_the_same_rate(spec: RunSpec, outcomes: list[ComparedRun], lr: float, goal: Until, report: Reporter) -> SameRate:
+    """Run async for a few epochs at the rate of full sync, and look up full sync after as many epochs."""
     policy = Async()
     epochs = min(EPOCHS_AT_SAME_RATE, EPOCHS)
-    entrant = Contender(policy.name, f"{label(policy, WORKERS.total)}, lr {lr:g}", policy)
-    stale = run_all(replace(plan, epochs=epochs), [entrant], goal, report, None)
+    contender = Contender(policy.name, f"{label(policy, WORKERS.total)}, lr {lr:g}", policy)
+    stale = run_all(replace(spec, epochs=epochs), [contender], goal, report, None)
     full = outcomes[0].metrics
     as_many = epochs * full.header["samples"]
     full_accuracy = [one.measures[goal.name] for one in full.evaluations if one.samples <= as_many][-1]

@@ -1,4 +1,4 @@
-"""`quorate plan`: how many backups to take, and why."""
+"""`quorate plan`: the recommended number of backups, with its reason."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli._options import option
-from quorate.cli._show import print_json
+from quorate.cli.options import option
+from quorate.cli.output import print_json, print_plan
 
 GIVEN, TARGET, OUTPUT = "What is known of the cluster", "What is known of the training", "Output"
 
@@ -17,7 +17,7 @@ def plan(
     sources: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RUN|TIMES.csv]…",
+            metavar="RUN|TIMES.csv",
             help="A run's folder or trace.jsonl; or step times (columns step, worker, seconds), as quorate.measure "
             "writes them in a DDP script.",
             show_default=False,
@@ -55,8 +55,7 @@ def plan(
         ),
     ] = None,
     noise_scale: Annotated[
-        float | None,
-        option(TARGET, "Gradient noise scale in samples.", show_default="the trace's", metavar="SAMPLES"),
+        float | None, option(TARGET, "Gradient noise scale in samples.", show_default="the trace's", metavar="SAMPLES")
     ] = None,
     batch_size: Annotated[
         int | None, option(TARGET, "Samples in a worker's batch.", show_default="the trace's", metavar="SAMPLES")
@@ -73,13 +72,12 @@ def plan(
         float, option(TARGET, "Half the width of the 95 % interval wanted, as a share of the mean.", metavar="SHARE")
     ] = 0.05,
     every: Annotated[bool, option(OUTPUT, "Show every split, not only the telling ones.", "--all")] = False,
-    json: Annotated[bool, option(OUTPUT, "Print JSON.", "--json")] = False,
+    json: Annotated[bool, option(OUTPUT, "Print one JSON object on stdout, nothing else.", "--json")] = False,
 ) -> None:
     """Say how many backups to take: one recommendation, with its reason and when it would change.
 
     From the trace of a run, from step times of a DDP script, or from a description of the cluster.
     """
-    from quorate.cli._plan_text import print_plan
     from quorate.planning import plan as make_plan
 
     made = make_plan(

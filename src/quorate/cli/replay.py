@@ -1,4 +1,4 @@
-"""`quorate replay`: run a recorded trace again and see that everything agrees."""
+"""`quorate replay`: run a recorded trace again and compare every decision and parameter."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli._running import at_work
-from quorate.cli._show import print_json
-from quorate.cli._signals import INTERRUPTED, Stopped
+from quorate.cli.output import print_json
+from quorate.cli.run_command import run_environment
+from quorate.cli.signals import INTERRUPTED, Stopped
 
 
 def replay(
@@ -17,10 +17,20 @@ def replay(
     task: Annotated[
         str | None, typer.Option(help="The task, where it has moved.", show_default="the recorded one", metavar="TASK")
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the class of a policy of your own is, if it has moved.",
+            show_default="the recorded one",
+            metavar="FILE.py:CLASS",
+        ),
+    ] = None,
     no_gradients: Annotated[
         bool, typer.Option("--no-gradients", help="Compare the decisions only, not the parameters.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="Where to compute.", show_default="the recorded one")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where to compute.", show_default="the recorded one", metavar="DEVICE")
+    ] = None,
     threads: Annotated[int, typer.Option(help="Threads of torch; take those of the run.", min=1)] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")] = False,
 ) -> None:
@@ -31,8 +41,8 @@ def replay(
     import quorate
 
     try:
-        with at_work(threads):
-            done = quorate.replay(run, task, gradients=False if no_gradients else None, device=device)
+        with run_environment(threads):
+            done = quorate.replay(run, task, policy=policy, gradients=False if no_gradients else None, device=device)
     except KeyboardInterrupt:
         raise Stopped("stopped the replay; what was compared until then agreed", INTERRUPTED) from None
     digest = done.result.digest

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from quorate.cli._show import byte_size, print_json
+from quorate.cli.output import print_json
 from quorate.errors import BadInput
-
-if TYPE_CHECKING:
-    from quorate.reporting.report.gathering import Gathered
+from quorate.number_format import byte_size
 
 PAGE_FILE = "report.html"
-_MOST_RUNS = 16  # beyond it neither colours nor a screen are enough
+_MOST_RUNS = 16  # more can be told apart neither by colour nor on a screen
 
 
 def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Folders of runs, or their traces; a folder of several runs is all of them.", metavar="RUN…"
+            help="Folders of runs, or their traces; a folder of several runs is all of them. Or step times of a "
+            "script, as quorate.measure writes them.",
+            metavar="RUN|TIMES.csv",
         ),
     ],
     out: Annotated[
@@ -30,8 +30,7 @@ def report(
         typer.Option(help="The page.", show_default=f"{PAGE_FILE} in the run's folder, or here", metavar="FILE"),
     ] = None,
     target: Annotated[
-        str | None,
-        typer.Option(help="Compare the time to this, e.g. 'accuracy>=0.95'.", metavar="CONDITION"),
+        str | None, typer.Option(help="Compare the time to this, e.g. 'accuracy>=0.95'.", metavar="CONDITION")
     ] = None,
     figures: Annotated[
         Path | None, typer.Option(help="Also write each figure as PNG and CSV into this folder.", metavar="FOLDER")
@@ -46,21 +45,26 @@ def report(
         bool, typer.Option("--json", help="Print the data as one JSON object; the page is written if --out is given.")
     ] = False,
 ) -> None:
-    """Make a page about a run, or several side by side: what was learned, when gradients arrive, what workers did.
+    """Make a page about a run, or several side by side: who is slow, what was learned, what workers did.
 
-    The page is one file that asks the network for nothing. A trace that is torn is shown as far as it is whole.
+    The page is one file that loads nothing from the network. A torn trace is shown up to its last complete record.
     """
-    from quorate.conditions import parse_until
-    from quorate.reporting.report.data import report_data, without_drawings
-    from quorate.reporting.report.gathering import find_runs
-    from quorate.reporting.report.page import check_free, page_text, write_page
-    from quorate.reporting.report.planned import plan_for
+    import webbrowser
 
-    found = find_runs(runs)
-    if len(found) > _MOST_RUNS:
+    from quorate.conditions import parse_until
+    from quorate.reporting.report.data import plan_for, report_data, without_drawings
+    from quorate.reporting.report.page import check_free, page_text, write_page
+    from quorate.reporting.report.trace_pass import MOST_SEGMENTS, are_tables, find_runs, gather, gather_steps
+
+    tables = are_tables(runs)
+    found = runs if tables else find_runs(runs)
+    if not tables and len(found) > _MOST_RUNS:
         raise BadInput(f"{len(found)} runs are too many to tell apart; name at most {_MOST_RUNS}")
+    missing = [] if tables else [path for path in found if not path.exists()]
+    if missing:
+        raise BadInput(f"run {str(missing[0])!r} does not exist; check the path")
     goal = None if target is None else parse_until(target)
-    file = out if out is not None or json else _default_file(found)
+    file = out if out is not None or json else runs[0].with_suffix(".html") if tables else _default_file(found)
     if file is not None:
         check_free(file, overwrite)
         _check_is_no_trace(file, found)
@@ -68,10 +72,17 @@ def report(
         raise BadInput("--open shows the page, but --json writes none; add --out FILE, or leave out one of the two")
     _check_exports(figures, tensorboard, overwrite)
 
-    gathered = _gather(found)
+    if tables:
+        gathered = [gather_steps(found)]
+    else:
+        gathered = [gather(path, MOST_SEGMENTS // len(found)) for path in found]
     plan, why_not = (None, None) if no_plan else plan_for(gathered)
     data = report_data(gathered, goal, plan, why_not)
-    written = [] if file is None else [_page(page_text(data), file, write_page)]
+    written: list[str] = []
+    if file is not None:
+        text = page_text(data)
+        write_page(text, file)
+        written.append(f"{file}: the report, {byte_size(len(text.encode()))}")
     written += _export(data, figures, tensorboard, overwrite)
     if json:
         print_json(without_drawings(data))
@@ -82,12 +93,12 @@ def report(
         if run.left_out is not None:
             where = "" if run.left_out.startswith(run.path.name) else f"{run.path}: "
             sys.stderr.write(f"note: {where}{run.left_out}\n")
-    if open_page and file is not None:
-        _open(file)
+    if open_page and file is not None and not webbrowser.open(file.resolve().as_uri()):
+        sys.stderr.write(f"note: no browser could be opened; open {str(file)!r} yourself\n")
 
 
 def _default_file(found: list[Path]) -> Path:
-    from quorate.reporting.report.looks import run_folder
+    from quorate.reporting.report.data import run_folder
 
     if len(found) > 1:
         return Path(PAGE_FILE)
@@ -96,40 +107,28 @@ def _default_file(found: list[Path]) -> Path:
 
 
 def _check_is_no_trace(file: Path, found: list[Path]) -> None:
-    """Not even --overwrite may replace the trace that the page is made from."""
+    """Refuse to overwrite a trace of the report, even with --overwrite."""
     from quorate.trace import trace_file
 
     for run in found:
-        trace = trace_file(run)
-        if file.exists() and file.samefile(trace):
-            raise BadInput(f"out is {str(file)!r}, the trace that is to be shown; name another file for the page")
-
-
-def _gather(found: list[Path]) -> list[Gathered]:
-    from quorate.reporting.report.gathering import MOST_SEGMENTS, gather
-
-    return [gather(path, MOST_SEGMENTS // len(found)) for path in found]
-
-
-def _page(text: str, file: Path, write: Any) -> str:
-    write(text, file)
-    return f"{file}: the report, {byte_size(len(text.encode()))}"
+        if file.exists() and file.samefile(run if run.is_file() else trace_file(run)):
+            raise BadInput(f"out is {str(file)!r}, which is to be shown; name another file for the page")
 
 
 def _check_exports(figures: Path | None, tensorboard: Path | None, overwrite: bool) -> None:
-    """Say what is missing or in the way before the traces are read."""
+    """Refuse before the traces are read if the exports could not be written."""
     for name, folder in (("figures", figures), ("tensorboard", tensorboard)):
         if folder is not None and folder.exists() and not folder.is_dir():
             raise BadInput(f"{name} is {str(folder)!r}, which is a file; name a folder")
     if figures is not None:
         from quorate.reporting.figures import check_can_draw
-        from quorate.reporting.report.exporting import check_free
+        from quorate.reporting.report.drawing import check_free
 
         check_can_draw()
         if not overwrite:
-            check_free(figures, ("timeline",))  # which every report has; the others are looked for when they are known
+            check_free(figures, ("timeline",))  # every report has it; the other names are checked once they are known
     if tensorboard is not None:
-        from quorate.reporting.report.for_tensorboard import check_can_export
+        from quorate.reporting.report.tensorboard import check_can_export
 
         check_can_export()
 
@@ -137,20 +136,13 @@ def _check_exports(figures: Path | None, tensorboard: Path | None, overwrite: bo
 def _export(data: dict[str, Any], figures: Path | None, tensorboard: Path | None, overwrite: bool) -> list[str]:
     lines = []
     if figures is not None:
-        from quorate.reporting.report.exporting import write_figures
+        from quorate.reporting.report.drawing import write_figures
 
         files = write_figures(data, figures, overwrite)
         lines.append(f"{figures}: {len(files)} files, {', '.join(sorted({file.stem for file in files}))}")
     if tensorboard is not None:
-        from quorate.reporting.report.for_tensorboard import write_events
+        from quorate.reporting.report.tensorboard import write_events
 
         names = write_events(data, tensorboard)
         lines.append(f"{tensorboard}: for TensorBoard, {len(names)} {'run' if len(names) == 1 else 'runs'}")
     return lines
-
-
-def _open(file: Path) -> None:
-    import webbrowser
-
-    if not webbrowser.open(file.resolve().as_uri()):
-        sys.stderr.write(f"note: no browser could be opened; open {str(file)!r} yourself\n")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from quorate.cli._engines import Simulation
-from quorate.cli._grouping import grouped
-from quorate.cli._options import (
+from quorate.cli.engine_options import SimulatedPlace
+from quorate.cli.options import (
     ClusterOptions,
     EndOptions,
     OutFolderOption,
@@ -14,11 +13,12 @@ from quorate.cli._options import (
     SubjectOptions,
     ThreadsOption,
     UpdateOptions,
+    grouped,
 )
-from quorate.cli._policies import choose_policy, label, parse_workers
-from quorate.cli._progress import reporter
-from quorate.cli._running import at_work, make_plan
-from quorate.cli._show import print_json, print_summary
+from quorate.cli.output import print_result
+from quorate.cli.policy_options import choose_policy, label, parse_workers
+from quorate.cli.progress import reporter
+from quorate.cli.run_command import make_run_spec, run_environment
 
 
 @grouped
@@ -39,19 +39,16 @@ def simulate(
     The gradients are real (or left out with --no-gradients); only the clock is not.
     """
     workers = parse_workers(cluster.workers)
-    chosen = choose_policy(policy, workers, options.given())
-    place = Simulation(
+    chosen = choose_policy(policy, workers, options.given(), options.policy_option or ())
+    place = SimulatedPlace(
         latency=cluster.latency,
         network=cluster.network,
         faults=cluster.faults,
         device=update.device,
         together=update.together,
     )
-    plan = make_plan(subject, workers, place, cluster.patience, end, update)
+    spec = make_run_spec(subject, workers, place, cluster.patience, end, update)
     name = label(chosen, workers.total)
-    with at_work(threads), reporter(output.quiet) as report:
-        result = plan.run(chosen, name, report, out=out)
-    if output.json:
-        print_json(result.summary)
-    else:
-        print_summary(result, name)
+    with run_environment(threads), reporter(output.quiet) as report:
+        result = spec.run(chosen, name, report, out=out)
+    print_result(result, name, output.json)

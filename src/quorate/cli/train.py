@@ -1,4 +1,4 @@
-"""`quorate train`: one run on real workers, here or on Ray, or the rest of one."""
+"""`quorate train`: starts or resumes a run on real workers, local or on Ray."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli._engines import LOCAL, RAY, check_engine, place_of_real_workers
-from quorate.cli._folders import folder_for_run
-from quorate.cli._grouping import grouped
-from quorate.cli._options import (
+from quorate.cli.engine_options import LOCAL, RAY, check_engine, place_of_real_workers
+from quorate.cli.options import (
     KEPT,
     EndOptions,
     LearningOptions,
@@ -20,14 +18,16 @@ from quorate.cli._options import (
     PolicyOptions,
     ProcessOptions,
     TaskOptions,
+    grouped,
     option,
 )
-from quorate.cli._policies import choose_policy, label, parse_workers
-from quorate.cli._progress import reporter
-from quorate.cli._ray_options import RayOptions
-from quorate.cli._resuming import given_options, go_on
-from quorate.cli._running import at_work, make_plan
-from quorate.cli._show import print_json, print_summary
+from quorate.cli.output import print_result
+from quorate.cli.policy_options import choose_policy, label, parse_workers
+from quorate.cli.progress import reporter
+from quorate.cli.ray_options import RayOptions
+from quorate.cli.resume_command import check_options_can_start, given_options, resume_run
+from quorate.cli.run_command import folder_for_run, make_run_spec, run_environment
+from quorate.trace import holds_nothing
 
 
 @grouped
@@ -44,11 +44,15 @@ def train(
     out: Annotated[
         Path | None,
         option(
-            KEPT, "A new folder for what is recorded.", show_default="the next of runs/001, runs/002 …", metavar="DIR"
+            KEPT,
+            "A new folder for what is recorded.",
+            show_default="the next of runs/001, runs/002 …",
+            metavar="FOLDER",
         ),
     ] = None,
     checkpoint_every: Annotated[
-        int | None, option(KEPT, "Updates between checkpoints; a signal leaves one in any case.", show_default="none")
+        int | None,
+        option(KEPT, "Updates between checkpoints; a signal leaves one in any case.", show_default="once a minute"),
     ] = None,
     resume: Annotated[
         Path | None,
@@ -58,16 +62,23 @@ def train(
 ) -> None:
     """Train a task on worker processes of this machine, or on a Ray cluster.
 
-    Ctrl-C and SIGTERM end it after the update under way, with a checkpoint and the command to go on.
+    Ctrl-C and SIGTERM end it after the update under way (or after 5 s), with a checkpoint and the command to go on.
     A second Ctrl-C ends it at once.
     """
     check_engine(cluster.engine, (LOCAL, RAY))
+    given = given_options(context)
+    if resume is not None and holds_nothing(resume):
+        from quorate.out_folder import take_old_trace_back  # imports torch
+
+        take_old_trace_back(resume)
+    if resume is not None and holds_nothing(resume):
+        check_options_can_start(resume, given)
+        out, resume = resume, None
     if resume is not None:
-        given = given_options(context)
-        result, name = go_on(resume, given, on_ray, end, cluster.patience, checkpoint_every, output.quiet)
+        result, name = resume_run(resume, given, on_ray, end, cluster.patience, checkpoint_every, output.quiet)
     else:
         workers = parse_workers(cluster.workers or str(len(os.sched_getaffinity(0))))
-        chosen = choose_policy(policy, workers, options.given())
+        chosen = choose_policy(policy, workers, options.given(), options.policy_option or ())
         name = label(chosen, workers.total)
         place = place_of_real_workers(
             cluster.engine,
@@ -78,10 +89,7 @@ def train(
             faults=cluster.faults,
             wire=cluster.wire,
         )
-        plan = make_plan(subject, workers, place, cluster.patience, end, update)
-        with at_work(cluster.threads), folder_for_run(out) as folder, reporter(output.quiet) as report:
-            result = plan.run(chosen, name, report, out=folder, checkpoint_every=checkpoint_every)
-    if output.json:
-        print_json({**result.summary, "out": str(result.out)})
-    else:
-        print_summary(result, name)
+        spec = make_run_spec(subject, workers, place, cluster.patience, end, update)
+        with run_environment(cluster.threads), folder_for_run(out) as folder, reporter(output.quiet) as report:
+            result = spec.run(chosen, name, report, out=folder, checkpoint_every=checkpoint_every)
+    print_result(result, name, output.json, out=str(result.out))

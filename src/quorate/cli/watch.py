@@ -1,81 +1,110 @@
-"""`quorate watch`: look at a run while it goes on, in a browser or in the terminal."""
+"""`quorate watch`: the live view of a run, in a browser or in the terminal."""
 
 from __future__ import annotations
 
+import os
+import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from quorate.cli._signals import INTERRUPTED, TERMINATED, Stopped, Terminated, signals_wait
+from quorate.cli.output import print_json
+from quorate.cli.signals import INTERRUPTED, TERMINATED, Stopped, Terminated, signals_wait
 from quorate.errors import BadInput
-
-if TYPE_CHECKING:
-    from quorate.reporting.live.server import Server
 
 
 def watch(
-    run: Annotated[
-        Path,
-        typer.Argument(help="The folder of a run, or its trace.jsonl; it need not be there yet.", metavar="RUN"),
-    ],
+    run: Annotated[Path, typer.Argument(help="The folder of a run, or its trace.jsonl.", metavar="RUN")],
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for a run that has not started yet, instead of refusing the path.")
+    ] = False,
     terminal: Annotated[
         bool, typer.Option("--terminal", help="Show it here instead of in a browser, until the run ends.")
     ] = False,
     port: Annotated[
         int | None,
         typer.Option(
-            help="Where the page is served, on this machine only.", show_default="a free one", min=1, max=65535
+            help="Where the page is served, on this machine only.",
+            show_default="a free one",
+            min=1,
+            max=65535,
+            metavar="PORT",
         ),
     ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print what the page shows now as one JSON object on stdout, and end.")
+    ] = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, and leave opening it to you.")] = False,
 ) -> None:
     """Watch a run while it goes on: progress, loss, times, staleness, drops, bytes and every worker.
 
-    Nothing is changed by looking, and a run need not know that it is watched. Works on a finished run too.
+    Watching does not affect the run, and needs no preparation. It works for a finished run too.
     """
     if terminal and (port is not None or no_open):
         raise BadInput(f"{'--port' if port is not None else '--no-open'} is for the page; leave it out with --terminal")
 
     try:
         with signals_wait():
-            from quorate.reporting.live.follower import Follower, trace_file
+            from quorate.reporting.live.watcher import Follower, trace_file
 
             if terminal:
-                from quorate.cli._watching import watch_in_terminal
+                from quorate.cli.terminal_view import watch_in_terminal
             else:
-                from quorate.reporting.live.server import Server
+                import quorate.reporting.live.server  # noqa: F401 - imported while signals are deferred
         with closing(Follower(trace_file(run))) as first_look:
-            first_look.read()  # what is no trace is said at once, not on a page
-        if terminal:
+            news = first_look.read()
+            if news.damage is not None:  # a damaged file is an error of the command, not a page
+                raise news.damage
+            if not first_look.exists and not wait:
+                raise BadInput(_no_run(run))
+        if json:
+            from quorate.cli.terminal_view import state_now
+
+            print_json(state_now(run))
+        elif terminal:
             watch_in_terminal(run)
         else:
-            _serve(run, Server, port or 0, opens=not no_open)
+            _serve(run, port or 0, opens=not no_open)
     except (KeyboardInterrupt, Terminated) as signal:
         status = TERMINATED if isinstance(signal, Terminated) else INTERRUPTED
         raise Stopped("stopped watching; the run itself was not touched", status) from None
 
 
-def _serve(run: Path, serving: type[Server], port: int, opens: bool) -> None:
-    from quorate.reporting.live.watcher import Watcher
+def _no_run(run: Path) -> str:
+    """The error message for a path without a run, with a similar path if there is one."""
+    from difflib import get_close_matches
 
-    with Watcher(run) as watcher, serving(watcher, port) as server:
-        typer.echo(f"watching {watcher.path}")
-        if not watcher.path.exists():
-            typer.echo("it is not there yet; the page waits for it")
-        typer.echo(f"{server.url}\nCtrl-C ends this; the run goes on")
-        if opens:
-            _open(server.url)
-        server.run()
+    from quorate.reporting.live.watcher import trace_file
+    from quorate.trace import TRACE_FILE
+
+    folder = trace_file(run).parent
+    inside, beside = (
+        sorted(trace.parent for trace in place.glob(f"*/{TRACE_FILE}")) for place in (folder, folder.parent)
+    )
+    if inside:
+        return f"{str(run)!r} is a folder of runs ({len(inside)}); name one of them, such as {str(inside[-1])!r}"
+    near = get_close_matches(str(folder), map(str, beside), n=1)
+    meant = f"did you mean {near[0]!r}?" if near else "check the path."
+    return f"there is no run in {str(run)!r}; {meant} Add --wait to wait for a run that has not started yet"
 
 
-def _open(url: str) -> None:
-    """In the user's browser, where there is a screen; a browser for terminals would take this one over."""
-    import os
-    import sys
+def _serve(run: Path, port: int, opens: bool) -> None:
     import webbrowser
 
-    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        return
-    webbrowser.open(url)
+    from quorate.reporting.live.server import Server
+    from quorate.reporting.live.watcher import Watcher
+
+    with Watcher(run) as watcher, Server(watcher, port) as server:
+        typer.echo(f"watching {watcher.path}")
+        if not watcher.path.exists():
+            typer.echo("the run has not started yet; the page waits for it")
+        typer.echo(f"{server.url}\nCtrl-C ends this; the run goes on")
+        # Without a screen, `webbrowser` could start a text browser, which would take over this terminal.
+        has_screen = (
+            not sys.platform.startswith("linux") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+        )
+        if opens and has_screen:
+            webbrowser.open(server.url)
+        server.run()

@@ -5,6 +5,6 @@ from __future__ import annotations
 from quorate.engines.base import Engine, Job, Outcome
 from quorate.engines.local import Local
 from quorate.engines.ray import Ray
-from quorate.engines.simulated import Simulated
+from quorate.engines.simulated.engine import Simulated
 
 __all__ = ["Engine", "Job", "Local", "Outcome", "Ray", "Simulated"]

@@ -1,7 +1,8 @@
-"""The contract that every engine keeps, and one contract suite tests."""
+"""The contract of every engine; tests/contract checks it."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,43 +17,44 @@ from quorate.events import Event, Ticket
 from quorate.learner import Learning, digest
 from quorate.ledger import Ledger
 from quorate.noise import Norms
-from quorate.outfolder import save_parameters
-from quorate.policies import POLICIES, Policy
+from quorate.out_folder import save_parameters
+from quorate.policies import Policy
 from quorate.stopping import Stop
 from quorate.task import BoundTask
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What an engine is asked to run."""
+    """The run that an engine is opened for."""
 
-    task: BoundTask | None  # None: no gradients
+    task: BoundTask | None  # None: no gradients are computed
     policy: Policy
     ledger: Ledger
     learning: Learning
     seed: int
-    stop: Stop | None = None  # whether somebody wants the run to end, also while it is being opened
+    patience_s: float = math.inf  # timeout for a silent worker; raised where tickets regularly take longer
+    stop: Stop | None = None  # the user's request to end the run, which also counts while the engine opens
 
 
 class Outcome(NamedTuple):
-    """What came of applying arrivals."""
+    """Result of applying arrivals."""
 
     loss: float | None  # sample-weighted mean over the applied arrivals; None without gradients
     norm: float | None  # global norm of the averaged gradient before clipping, where it was computed
-    refused: tuple[Ticket, ...] = ()  # turned out to hold NaN or Inf only now, and were left out
-    apply_s: float | None = None  # how long it took, where time is real
-    norms: Norms | None = None  # on versions where they are taken (quorate.noise)
+    refused: tuple[Ticket, ...] = ()  # left out, because NaN or Inf was found only during the update
+    apply_s: float | None = None  # duration of the update, in engines that run in real time
+    norms: Norms | None = None  # on versions that measure the gradient noise (quorate.noise)
 
 
 class CheckpointWriter(Protocol):
-    """Writes one checkpoint at a time while the run goes on."""
+    """Writes one checkpoint at a time in the background."""
 
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is being written."""
 
     def submit(self, version: int, state: dict[str, Any]) -> None:
-        """Begin to write a checkpoint."""
+        """Start writing a checkpoint."""
 
     def finish(self) -> None:
         """Wait for the checkpoint being written."""
@@ -62,60 +64,59 @@ class Engine(ABC):
     """Runs tickets somewhere. The coordinator calls these methods, from one thread, between open and close."""
 
     name: ClassVar[str]
-    #: Names of the policies it can run.
-    policies: ClassVar[frozenset[str]] = frozenset(POLICIES)
-    #: Whether `state` and `restore` can be called.
+    #: Whether the engine implements `state` and `restore`.
     keeps_checkpoints: ClassVar[bool] = False
-    #: Whether a part of the newest version may be lost (LearnerLost): the run then steps back to its last checkpoint.
+    #: Whether a shard of the newest version may be lost (LearnerLost): the run then rolls back to its last checkpoint.
     may_lose_learner: ClassVar[bool] = False
 
     workers: int
 
     def check(self, policy: Policy) -> None:
-        """Refuse a policy that this engine cannot run, before anything is started."""
-        if policy.name not in self.policies:
-            can = ", ".join(sorted(self.policies))
-            raise BadInput(f"the {self.name} engine cannot run policy {policy.name!r}; it runs: {can}")
+        """Refuse a policy that this engine cannot run, before any worker starts."""
         policy.check(self.workers)
 
     @abstractmethod
     def open(self, job: Job) -> None:
-        """Get ready; workers that are there report themselves as WorkerJoined events."""
+        """Get ready. Every available worker reports itself with a WorkerJoined event."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """What the trace's header says of this engine, as JSON values."""
+        """The engine's entry in the trace header, as JSON values."""
+
+    def core_waits(self) -> dict[int, float]:
+        """Seconds that each worker process of this machine was ready to run but had no core; {}: not known."""
+        return {}
 
     @abstractmethod
     def start(self, ticket: Ticket) -> None:
-        """Let the ticket's worker compute. Its Arrived or Refused event carries this very object."""
+        """Let the ticket's worker compute. Its Arrived or Refused event carries the same ticket object."""
 
     @abstractmethod
     def cancel(self, ticket: Ticket) -> None:
-        """The ticket in flight is over; its worker may be started again at once."""
+        """End a ticket in flight. Its worker may be started again at once."""
 
     @abstractmethod
     def drop(self, ticket: Ticket) -> None:
-        """The arrived ticket will not be applied; its gradient can go."""
+        """Free the gradient of an arrived ticket that will not be applied."""
 
     @abstractmethod
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
-        """Make the next version of these arrivals, summed in this order."""
+        """Make the next version from these arrivals, summed in this order."""
 
     def now(self, time: float) -> float:
-        """What time it is after `time`, when the last event was given. A simulated clock stands still meanwhile."""
+        """The current time; `time` is that of the last event. A simulated clock stands still between events."""
         return time
 
     @abstractmethod
     def set_timer(self, at: float, key: int) -> None:
-        """Give a Timer event at that time."""
+        """Schedule a Timer event."""
 
     @abstractmethod
     def next_event(self, until: float | None) -> Event | None:
-        """Wait for the next event; None when `until` passes first, or when nothing can happen any more."""
+        """Wait for the next event; None when `until` passes first, or when no further event can come."""
 
-    def settle(self) -> None:  # noqa: B027 - most engines have nothing under way
-        """The run is over: finish what is under way, so that the parameters can be read."""
+    def settle(self) -> None:  # noqa: B027 - most engines have no pending work
+        """Finish pending work at the end of the run, so that the parameters can be read."""
 
     # ------------------------------------------------------------ the model; only with gradients
 
@@ -129,15 +130,15 @@ class Engine(ABC):
 
     @abstractmethod
     def averaged_parameters(self) -> dict[str, Tensor] | None:
-        """The same with the moving average of the parameters, where one is kept."""
+        """As `parameters`, with the moving average of the parameters; None if the run keeps no average."""
 
     def digest(self) -> str | None:
-        """The fingerprint of the newest parameters and buffers; None without gradients."""
+        """Fingerprint of the newest parameters and buffers; None without gradients."""
         parameters = self.parameters()
         return digest(parameters) if parameters else None
 
     def write_parameters(self, path: Path) -> None:
-        """Write the newest parameters and buffers into a file; nothing without gradients."""
+        """Write the newest parameters and buffers into a file; without gradients no file is written."""
         save_parameters(path, self.parameters())
 
     @abstractmethod
@@ -147,28 +148,28 @@ class Engine(ABC):
     # ------------------------------------------------------------ checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Copies of everything a resumed run needs: the learner, and older versions that may still be started on."""
+        """Copies of the state a resumed run needs: the learner, and older versions that tickets may still read."""
         raise BadInput(f"the {self.name} engine keeps no checkpoints")
 
     def restore(self, state: dict[str, Any], time: float) -> None:
-        """Continue from a state that a checkpoint has; it is `time` now.
+        """Continue at `time` from the state in a checkpoint.
 
-        Called after open, before the first event; and after a LearnerLost, when nothing under way counts any more.
+        Called after `open`, before the first event; and after a LearnerLost event, which voids all open tickets.
         """
         raise BadInput(f"the {self.name} engine keeps no checkpoints")
 
     def check_can_save(self) -> None:
-        """Refuse, before the run begins, what no checkpoint can hold."""
+        """Refuse, before the run begins, a state that no checkpoint can hold."""
         check_can_save(self.state())
 
     def checkpoint_writer(self, folder: CheckpointFolder, on_failure: Callable[[str], None]) -> CheckpointWriter:
-        """What writes the states that `state` gives; `on_failure` gets a sentence when the disk refused one."""
+        """The writer of checkpoints; it calls `on_failure` with a sentence if the disk refuses one."""
         return BackgroundWriter(folder, on_failure)
 
     def learner_leaves(self) -> bool:
-        """Whether a part of the newest version is on a machine that has announced its end."""
+        """Whether a shard of the newest version is on a machine that has announced its shutdown."""
         return False
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; safe to call twice."""
+        """Release all resources; safe to call twice."""

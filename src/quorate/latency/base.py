@@ -1,4 +1,4 @@
-"""What every latency model offers, and the words in which a bad one is refused."""
+"""Base classes of latency models, and checks of their parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quorate.seeds import derive, uniform
 Draw = Callable[[int, int, int, float], float]
 """(worker, step, row, time_s) -> seconds; see `Latency.sampler`."""
 
-# The largest value seeds.uniform can give.
+# The largest value that seeds.uniform returns.
 TOP = 1.0 - 2.0**-53
 
 
@@ -26,31 +26,35 @@ class Latency(ABC):
 
     @classmethod
     def usage(cls) -> str:
-        """The end of an error's sentence: what to write instead."""
+        """The remedy at the end of an error message."""
         return f"write {cls.form}, for example {cls.example}"
 
     @abstractmethod
     def sampler(self, seed: int, workers: int) -> Draw:
         """The draw for workers 0 … workers-1: `draw(worker, step, row, time_s) -> seconds`.
 
-        step is how many tickets the worker had started before; row is equal for all workers of one
-        synchronous round; time_s is when the ticket starts. Calls in any order give the same draws.
+        step: the number of tickets that the worker started before. row: equal for all workers of one synchronous
+        round. time_s: the start of the ticket. Draws do not depend on the order of the calls.
         """
 
     @abstractmethod
     def text(self) -> str:
         """The canonical text form: `parse_latency(x.text()) == x`."""
 
-    @abstractmethod
     def mean(self) -> float | None:
-        """Mean seconds of a ticket over all draws; math.inf where infinite, None where no formula holds."""
+        """Mean seconds of a ticket over all draws; math.inf where infinite.
+
+        None where it depends on the run: on the policy (slow workers), on start times (spells, changes), or on the
+        times drawn for censored tickets (traces).
+        """
+        return None
 
     @abstractmethod
     def longest(self) -> float:
-        """Seconds that no draw exceeds."""
+        """Upper bound of all draws, in seconds."""
 
     def refuse_endless(self) -> None:
-        """Called when built, so that no run meets a time that is not a finite number."""
+        """Refuse a model that can draw infinite times. Called by constructors, before a run can draw one."""
         try:
             longest = self.longest()
         except OverflowError:
@@ -62,25 +66,24 @@ class Latency(ABC):
 
 
 class Independent(Latency):
-    """Every draw from one law, independent of every other: worker, row and time make no difference."""
+    """Independent draws from one distribution: worker, row and time make no difference."""
 
     @abstractmethod
     def inverse(self) -> Callable[[float], float]:
-        """The quantile function on (0, 1), unchecked: it runs once per ticket."""
+        """The quantile function on (0, 1). It does not check its argument, since it runs once per ticket."""
 
     def upper_inverse(self) -> Callable[[float], float]:
-        """v -> the time exceeded with probability v, exact also where 1 - v would round to 1."""
+        """v -> the time exceeded with probability v; exact even where 1 - v would round to 1."""
         inverse = self.inverse()
         return lambda v: inverse(min(1.0 - v, TOP))
 
     def kinks(self) -> tuple[float, ...]:
-        """The levels inside (0, 1) where the quantile function bends or jumps; integrals are cut there."""
+        """The levels inside (0, 1) where the quantile function bends or jumps; integrals are split there."""
         return ()
 
     def quantile(self, u: float) -> float:
-        """Seconds that a share u of the draws stays within, 0 < u < 1."""
-        if not 0.0 < u < 1.0:
-            raise BadInput(f"level {u!r} is not between 0 and 1; give a share such as 0.5 for the median")
+        """The u-quantile in seconds, 0 < u < 1."""
+        check_level(u)
         return self.inverse()(u)
 
     def longest(self) -> float:
@@ -96,16 +99,15 @@ class Independent(Latency):
         return draw
 
 
+def check_level(u: float) -> None:
+    if not 0.0 < u < 1.0:
+        raise BadInput(f"level {u!r} is not between 0 and 1; give a share such as 0.5 for the median")
+
+
 def check_number(
-    kind: type[Latency],
-    field: str,
-    value: object,
-    *,
-    least: float = 0.0,
-    above: bool = False,
-    most: float = math.inf,
+    kind: type[Latency], field: str, value: object, *, least: float = 0.0, above: bool = False, most: float = math.inf
 ) -> None:
-    """Refuse a field that is no finite number in [least, most], or in (least, most] with above=True."""
+    """Refuse a field that is not a finite number in [least, most], or in (least, most] with above=True."""
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
@@ -120,7 +122,7 @@ def check_number(
 
 
 def number_text(value: float) -> str:
-    """The shortest text that reads back as the same float."""
+    """The shortest text that parses to the same float."""
     return repr(float(value)).removesuffix(".0")
 
 

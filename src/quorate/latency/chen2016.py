@@ -1,8 +1,8 @@
-"""The stragglers that Chen et al. measured on 100 workers, drawn jointly so that every k-th arrival is right.
+"""The stragglers that Chen et al. measured on 100 workers, drawn jointly so that every k-th arrival matches.
 
-Per round one level u: the k-th fastest of the 100 takes Q_k(u), and ranks are shuffled over the workers.
-Independent draws from the pooled times would make the k-th arrival far too regular: real rounds share their
-slowness. Figure 3 of the paper gives Q_k for seven k, figure 4 the mean for all.
+Each round draws one level u. The k-th fastest of the 100 workers takes Q_k(u), and ranks are shuffled over the workers.
+Independent draws from the pooled times would make the k-th arrival far too regular, because in real rounds workers
+are slow together. Figure 3 of the paper gives Q_k for seven values of k, figure 4 the mean for all.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 from quorate.errors import BadInput
-from quorate.latency.base import Draw, Latency
+from quorate.latency.base import Draw, Latency, check_level
 from quorate.seeds import GOLDEN64, MASK64, derive, mix64
 
 WORKERS = 100
-# All levels that were read off are hundredths, so straight lines on this grid hold every curve exactly.
+# All levels read off the figure are hundredths, so straight lines on this grid represent every curve exactly.
 CELLS = 100
 
-# Read off, figure 3 lies 0.02 to 0.03 s below figure 4, in the medians as in the means, at every k below
-# 100. So each of these curves is lifted, except for what a common excess in the last hundredth of rounds
-# explains; this much of it leaves all curves within 1.5 % of both figures. Were each gap put there alone,
-# k=97 would overtake k=98.
+# The values read off figure 3 are 0.02 to 0.03 s below those of figure 4, in medians and means, for every k below
+# 100. A common excess time in the slowest hundredth of rounds explains a part of this gap; each curve is lifted by the
+# rest. With this excess all curves are within 1.5 % of both figures. If the excess alone closed each gap, k=97 would
+# overtake k=98.
 EXCESS_S = 0.75
-# At k=100 the gap is the heavy tail; the curve moves only by the accuracy of the reading.
+# At k=100 the heavy tail explains the gap; this curve is lifted only by the accuracy of the reading.
 LIFT_LAST_S = 0.015
 
 POOL = 1024
-_SEATINGS = POOL * WORKERS
+_ASSIGNMENTS = POOL * WORKERS
 _LAST_CELL = CELLS - 1
 _STEP, _HALF_STEP = CELLS * 2.0**-52, CELLS * 2.0**-53
 
 
 @cache
 def chen2016_figures() -> dict[str, Any]:
-    """The figures read off the paper; their source is inside."""
+    """The figures read off the paper, with their source."""
     text = files("quorate").joinpath("data", "chen2016.json").read_text(encoding="utf-8")
     figures: dict[str, Any] = json.loads(text)
     return figures
 
 
 class _Tail(NamedTuple):
-    """The slowest worker in the last hundredth of rounds: start · (1 + (1-v)² v^-power), v = (1-u)/0.01.
+    """The slowest worker in the slowest hundredth of rounds: start · (1 + (1-v)² v^-power), v = (1-u)/0.01.
 
-    A Pareto tail of index 1/power that sets in gently, so that the 99 % quantile stays where it was read;
-    below v = least nothing more is added, which caps it.
+    A Pareto tail of index 1/power with a smooth start, so that the 99 % quantile keeps the value of the figure. Below
+    v = least the power stays constant, which caps the tail.
     """
 
     start_s: float
@@ -70,7 +70,7 @@ class _Tail(NamedTuple):
 
 
 def _fit_tail(start_s: float, cap_s: float, mean_s: float) -> _Tail:
-    """The power at which the tail has this mean and this cap, by halving: the mean rises with the power."""
+    """The tail with this mean and this cap, by bisection on the power; the mean rises with the power."""
     low, high = 0.0, 1.0
     for _ in range(50):
         power = (low + high) / 2
@@ -84,21 +84,20 @@ class _Curves(NamedTuple):
 
     offset: list[float]
     slope: list[float]
-    # k=100 beyond it; all others rise together above their value there
-    at_99: list[float]
-    tail: _Tail
+    at_99: list[float]  # Q_k(0.99); above it all curves but k=100 rise by the same excess
+    tail: _Tail  # k=100 above level 0.99
 
     def top(self, k: int, level: float) -> float:
         """Q_k in the last hundredth; level = 100u."""
         if k == WORKERS:
             return self.tail.at(CELLS - level)
-        # 3s² has the mean 1 over the hundredth, and like the tail it sets in gently.
+        # 3s² has the mean 1 over the hundredth and, like the tail, a smooth start.
         return self.at_99[k - 1] + EXCESS_S * 3.0 * (level - (CELLS - 1)) ** 2
 
 
 @cache
 def _means() -> list[float]:
-    """Mean seconds until the k-th gradient, k = 1 … 100 at index k-1: figure 4, straight lines between."""
+    """Mean seconds until the k-th gradient, k = 1 … 100 at index k-1: figure 4, interpolated linearly."""
     figure = chen2016_figures()["fig4_mean_time_to_kth_gradient_s"]
     read = sorted((int(k), mean) for k, mean in figure.items())
     means = [read[0][1]]
@@ -108,7 +107,7 @@ def _means() -> list[float]:
 
 
 def _grid(levels: list[float], seconds: list[float]) -> list[float]:
-    """One read-off curve at the levels 0, 0.01, … 0.99; below the first level its first slope goes on."""
+    """One curve of figure 3 at the levels 0, 0.01, … 0.99; below the first level it is extrapolated linearly."""
     cells = [0, *(round(level * CELLS) for level in levels)]
     first = seconds[0] - (seconds[1] - seconds[0]) * levels[0] / (levels[1] - levels[0])
     grid = [first]
@@ -132,7 +131,7 @@ def _curves() -> _Curves:
             start_s = grid[-1] + lift
             tail = _fit_tail(start_s, figures["fig3_max_observed_s"], start_s + (gap - lift) * CELLS)
 
-    # Between two curves that were read, a mixture that has figure 4's mean: it lies between them everywhere.
+    # Between two curves of figure 3, a mixture of them that has the mean of figure 4.
     grids = [read[0][1]]
     for (k1, grid1), (k2, grid2) in pairwise(read):
         for k in range(k1 + 1, k2 + 1):
@@ -141,7 +140,7 @@ def _curves() -> _Curves:
     offset: list[float] = []
     slope: list[float] = []
     for grid in grids:
-        # The last cell is never looked up, but keeps j simple.
+        # The last cell is never used; it keeps the index j simple.
         for cell, (low, high) in enumerate(pairwise([*grid, grid[-1]])):
             slope.append(high - low)
             offset.append(low - cell * (high - low))
@@ -149,15 +148,15 @@ def _curves() -> _Curves:
 
 
 @cache
-def _seatings() -> bytes:
-    """POOL random orders of the ranks 0 … 99, each written twice so that a rotation is a plain offset.
+def _assignments() -> bytes:
+    """POOL random orders of the ranks 0 … 99, each stored twice so that a rotation is a plain offset.
 
-    The same for all seeds: which of the 102,400 a round takes is what the seed decides.
+    They are the same for all seeds. The seed decides which of the 102,400 rotated orders a round uses.
     """
     rng = random.Random(20160404)
     pool = bytearray()
     for _ in range(POOL):
-        # Only random() is promised to be the same in every Python.
+        # Only random() is guaranteed to give the same numbers in every Python version.
         order = bytes(sorted(range(WORKERS), key=lambda _: rng.random()))
         pool += order + order
     return bytes(pool)
@@ -165,10 +164,10 @@ def _seatings() -> bytes:
 
 @dataclass(frozen=True)
 class Chen2016(Latency):
-    """Inception on 100 K40 workers; workers beyond 100 form further such groups, fewer are a random subset.
+    """Inception on 100 K40 workers. Workers beyond 100 form further groups of 100; fewer are a random subset.
 
-    The mean time of the 100th is 2.62 s, its standard deviation 2.0 s (a rare round takes up to 310 s), so
-    the mean over 10,000 rounds has a standard error of 0.8 %: 3 % off is four of them.
+    The 100th arrival has a mean of 2.62 s and a standard deviation of 2.0 s (a rare round takes up to 310 s). So the
+    mean over 10,000 rounds has a standard error of 0.8 %; a deviation of 3 % is four standard errors.
     """
 
     name: ClassVar[str] = "chen2016"
@@ -176,16 +175,16 @@ class Chen2016(Latency):
     example: ClassVar[str] = "chen2016"
 
     def sampler(self, seed: int, workers: int) -> Draw:
-        curves, pool = _curves(), _seatings()
+        curves, pool = _curves(), _assignments()
         offset, slope, top = curves.offset, curves.slope, curves.top
         rounds = [derive(seed, "latency.chen2016", worker // WORKERS) for worker in range(workers)]
-        seats = [worker % WORKERS for worker in range(workers)]
+        positions = [worker % WORKERS for worker in range(workers)]
 
         def draw(worker: int, _step: int, row: int, _time_s: float) -> float:
             bits = mix64((rounds[worker] + row * GOLDEN64) & MASK64)
-            # The remainder turns on the lowest bits and the level on the highest: the two are independent.
-            pick = bits % _SEATINGS
-            rank = pool[pick + pick // WORKERS * WORKERS + seats[worker]]
+            # The remainder depends on the lowest bits and the level on the highest, so the two are independent.
+            pick = bits % _ASSIGNMENTS
+            rank = pool[pick + pick // WORKERS * WORKERS + positions[worker]]
             level = (bits >> 12) * _STEP + _HALF_STEP
             cell = int(level)
             if cell == _LAST_CELL:
@@ -198,8 +197,7 @@ class Chen2016(Latency):
     def time_to(self, k: int, u: float) -> float:
         """Q_k(u): seconds until the k-th of 100 gradients in a round of level u, 0 < u < 1."""
         _check_k(k)
-        if not 0.0 < u < 1.0:
-            raise BadInput(f"level {u!r} is not between 0 and 1; give a share such as 0.5 for the median")
+        check_level(u)
         curves, level = _curves(), u * CELLS
         if level >= _LAST_CELL:
             return curves.top(k, level)

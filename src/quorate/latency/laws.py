@@ -1,11 +1,11 @@
-"""The laws whose draws are independent: each ticket's time is Q(u) for a uniform u of its own."""
+"""Distributions with independent draws: each ticket's time is the quantile Q(u) of its own uniform u."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from statistics import NormalDist
 from typing import ClassVar
@@ -15,7 +15,15 @@ from quorate.latency.base import Draw, Independent, check_number, number_text, n
 
 
 @dataclass(frozen=True)
-class Constant(Independent):
+class _NumbersOnly(Independent):
+    """A distribution whose text form is its name and its fields, which are numbers."""
+
+    def text(self) -> str:
+        return f"{self.name}:{numbers_text(*(getattr(self, field.name) for field in fields(self)))}"
+
+
+@dataclass(frozen=True)
+class Constant(_NumbersOnly):
     """Every ticket takes the same time."""
 
     name: ClassVar[str] = "constant"
@@ -37,20 +45,16 @@ class Constant(Independent):
     def mean(self) -> float:
         return self.seconds
 
-    def text(self) -> str:
-        return f"constant:{numbers_text(self.seconds)}"
-
 
 @dataclass(frozen=True)
-class ShiftedExponential(Independent):
-    """A fixed part, plus an exponential part of the given mean: the classic law of mild stragglers."""
+class ShiftedExponential(_NumbersOnly):
+    """A fixed part plus an exponential part: the classic distribution of mild stragglers."""
 
     name: ClassVar[str] = "shifted-exp"
     form: ClassVar[str] = "shifted-exp:SHIFT_S,MEAN_S"
     example: ClassVar[str] = "shifted-exp:0.05,0.025"
     shift: float
-    # mean of the exponential part alone; `mean()` is that of the whole
-    exp_mean: float
+    exp_mean: float  # mean of the exponential part alone; `mean()` includes the shift
 
     def __post_init__(self) -> None:
         check_number(ShiftedExponential, "shift", self.shift)
@@ -68,13 +72,10 @@ class ShiftedExponential(Independent):
     def mean(self) -> float:
         return self.shift + self.exp_mean
 
-    def text(self) -> str:
-        return f"shifted-exp:{numbers_text(self.shift, self.exp_mean)}"
-
 
 @dataclass(frozen=True)
-class Lognormal(Independent):
-    """The logarithm of the time is normal: median e^m, and sigma its standard deviation."""
+class Lognormal(_NumbersOnly):
+    """The logarithm of the time is normal, with mean ln(median) and standard deviation sigma."""
 
     name: ClassVar[str] = "lognormal"
     form: ClassVar[str] = "lognormal:MEDIAN_S,SIGMA"
@@ -84,7 +85,7 @@ class Lognormal(Independent):
 
     def __post_init__(self) -> None:
         check_number(Lognormal, "median", self.median, above=True)
-        # At sigma 10 one ticket in six is already 20,000 times the median; beyond, integrals overflow.
+        # At sigma 10 one ticket in six already takes 20,000 times the median; with a larger sigma integrals overflow.
         check_number(Lognormal, "sigma", self.sigma, most=10.0)
         self.refuse_endless()
 
@@ -99,12 +100,9 @@ class Lognormal(Independent):
     def mean(self) -> float:
         return self.median * math.exp(0.5 * self.sigma**2)
 
-    def text(self) -> str:
-        return f"lognormal:{numbers_text(self.median, self.sigma)}"
-
 
 @dataclass(frozen=True)
-class Pareto(Independent):
+class Pareto(_NumbersOnly):
     """A power tail: P(time > t) = (scale/t)^alpha. The mean is infinite for alpha <= 1."""
 
     name: ClassVar[str] = "pareto"
@@ -129,13 +127,10 @@ class Pareto(Independent):
     def mean(self) -> float:
         return self.scale * self.alpha / (self.alpha - 1.0) if self.alpha > 1.0 else math.inf
 
-    def text(self) -> str:
-        return f"pareto:{numbers_text(self.scale, self.alpha)}"
-
 
 @dataclass(frozen=True)
 class Quantiles(Independent):
-    """Measured quantiles, as points (seconds, level), with straight lines between them."""
+    """Measured quantiles, as points (seconds, level), interpolated linearly."""
 
     name: ClassVar[str] = "quantiles"
     form: ClassVar[str] = "quantiles:SECONDS@LEVEL,SECONDS@LEVEL,…"
@@ -183,8 +178,8 @@ class Quantiles(Independent):
 
 
 @dataclass(frozen=True)
-class Pause(Independent):
-    """The same time always, but with some probability `factor` times as long."""
+class Pause(_NumbersOnly):
+    """Every ticket takes the same time, but with some probability `factor` times as long."""
 
     name: ClassVar[str] = "pause"
     form: ClassVar[str] = "pause:BASE_S,PROBABILITY,FACTOR"
@@ -212,6 +207,3 @@ class Pause(Independent):
 
     def longest(self) -> float:
         return self.base * self.factor
-
-    def text(self) -> str:
-        return f"pause:{numbers_text(self.base, self.probability, self.factor)}"

@@ -1,7 +1,8 @@
-"""What makes any model slower: chosen workers, passing pauses, and slow spells that workers share."""
+"""Modifiers of latency models: slow workers, pauses, slow spells that workers share, a switch to another model."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,19 +13,19 @@ from quorate.seeds import derive, uniform
 
 
 class Modifier(Latency):
-    """Multiplies the times of another model; several stack, the innermost first."""
+    """Multiplies the times of another model. Modifiers stack; the innermost applies first."""
 
     model: Latency
 
     @property
     def depth(self) -> int:
-        """How many modifiers lie beneath: two alike in one stack must not draw the same numbers."""
+        """Number of modifiers inside this one; it gives equal modifiers of one stack different random numbers."""
         return self.model.depth + 1 if isinstance(self.model, Modifier) else 0
 
 
 @dataclass(frozen=True)
 class Slow(Modifier):
-    """Some workers take `factor` times as long, always: the imbalance that backups do not cure."""
+    """Some workers always take `factor` times as long: an imbalance that backup workers do not cure."""
 
     name: ClassVar[str] = "slow"
     form: ClassVar[str] = "MODEL*slow:WORKER=FACTOR,WORKER=FACTOR,…"
@@ -42,7 +43,7 @@ class Slow(Modifier):
         object.__setattr__(self, "factors", dict(sorted(self.factors.items())))
         self.refuse_endless()
 
-    def __hash__(self) -> int:  # the mapping has none
+    def __hash__(self) -> int:  # a mapping has no hash
         return hash((self.model, tuple(self.factors.items())))
 
     def sampler(self, seed: int, workers: int) -> Draw:
@@ -56,9 +57,6 @@ class Slow(Modifier):
         factors = [self.factors.get(worker, 1.0) for worker in range(workers)]
         return lambda worker, step, row, time_s: inner(worker, step, row, time_s) * factors[worker]
 
-    def mean(self) -> None:
-        """None: the share of tickets that the slow workers take is the policy's doing."""
-
     def longest(self) -> float:
         return self.model.longest() * max(1.0, *self.factors.values())
 
@@ -69,7 +67,7 @@ class Slow(Modifier):
 
 @dataclass(frozen=True)
 class Pauses(Modifier):
-    """Each ticket by itself takes, with some probability, `factor` times as long."""
+    """Each ticket independently takes, with some probability, `factor` times as long."""
 
     name: ClassVar[str] = "pauses"
     form: ClassVar[str] = "MODEL*pauses:PROBABILITY,FACTOR"
@@ -107,10 +105,10 @@ class Pauses(Modifier):
 
 @dataclass(frozen=True)
 class Spells(Modifier):
-    """Slow spells that workers share: one in every window of `every_s`, anywhere in it, `length_s` long.
+    """Slow spells that workers share: one spell of `length_s` at a random time in every window of `every_s`.
 
-    A ticket that starts in a spell takes `factor` times as long. Each worker is hit by a spell with
-    probability `share`, drawn anew for every spell.
+    A ticket that starts in a spell takes `factor` times as long. A spell hits each worker with probability `share`,
+    independently of earlier spells.
     """
 
     name: ClassVar[str] = "spells"
@@ -124,7 +122,7 @@ class Spells(Modifier):
 
     def __post_init__(self) -> None:
         check_number(Spells, "every_s", self.every_s, above=True)
-        # At most a window long, so that spells never overlap and one look-up finds the only candidate.
+        # At most one window long: spells never overlap, and only the spell of the current window can apply.
         check_number(Spells, "length_s", self.length_s, most=self.every_s)
         check_number(Spells, "factor", self.factor, least=1.0)
         check_number(Spells, "share", self.share, most=1.0)
@@ -147,12 +145,43 @@ class Spells(Modifier):
 
         return draw
 
-    def mean(self) -> None:
-        """None: which tickets start inside a spell depends on the run."""
-
     def longest(self) -> float:
         return self.model.longest() * self.factor
 
     def text(self) -> str:
         numbers = [self.every_s, self.length_s, self.factor] + ([] if self.share == 1.0 else [self.share])
         return f"{self.model.text()}*spells:{numbers_text(*numbers)}"
+
+
+@dataclass(frozen=True)
+class Changing(Latency):
+    """`models[i]` applies to tickets that start before `times_s[i]`; the last model applies after the last time."""
+
+    name: ClassVar[str] = "a change"
+    form: ClassVar[str] = "MODEL->SECONDS->MODEL"
+    example: ClassVar[str] = "shifted-exp:0.05,0.002->60->pause:0.05,0.1,10"
+    models: tuple[Latency, ...]
+    times_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.models) != len(self.times_s) + 1 or not self.times_s:
+            raise BadInput(f"a change has one time between two models; {self.usage()}")
+        before = 0.0
+        for time_s in self.times_s:
+            check_number(Changing, "time", time_s, above=True)
+            if time_s <= before:
+                raise BadInput(f"a change at {time_s:g} s comes after one at {before:g} s; times must rise")
+            before = time_s
+
+    def sampler(self, seed: int, workers: int) -> Draw:
+        draws, times_s = [model.sampler(seed, workers) for model in self.models], self.times_s
+        return lambda worker, step, row, time_s: draws[bisect_right(times_s, time_s)](worker, step, row, time_s)
+
+    def longest(self) -> float:
+        return max(model.longest() for model in self.models)
+
+    def text(self) -> str:
+        words = [self.models[0].text()]
+        for time_s, model in zip(self.times_s, self.models[1:], strict=True):
+            words += [number_text(time_s), model.text()]
+        return "->".join(words)

@@ -1,4 +1,4 @@
-"""From text to model: `MODEL:ARGUMENTS`, then any number of `*MODIFIER:ARGUMENTS`; changes in time join several."""
+"""Parser of latency texts: `MODEL:ARGUMENTS`, any number of `*MODIFIER:ARGUMENTS`, and switches `->SECONDS->`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from quorate.errors import BadInput, unknown_name
 from quorate.latency.base import Latency
-from quorate.latency.changing import Changing
 from quorate.latency.chen2016 import Chen2016
 from quorate.latency.laws import Constant, Lognormal, Pareto, Pause, Quantiles, ShiftedExponential
-from quorate.latency.modifiers import Pauses, Slow, Spells
+from quorate.latency.modifiers import Changing, Pauses, Slow, Spells
 from quorate.latency.recorded import Recorded
 
 _CHANGE = "->"
@@ -17,13 +16,9 @@ _CHANGE = "->"
 
 def parse_latency(text: str) -> Latency:
     """The model that a text such as ``shifted-exp:0.05,0.025*slow:3=4`` describes."""
-    if _CHANGE in text:
-        return _changing(text)
-    return _unchanging(text)
-
-
-def _changing(text: str) -> Changing:
     parts = text.split(_CHANGE)
+    if len(parts) == 1:
+        return _unchanging(text)
     if len(parts) % 2 == 0:
         raise BadInput(f"{text!r} lacks a time or a model between two {_CHANGE!r}; {Changing.usage()}")
     times_s = tuple(_number(Changing, word) for word in parts[1::2])
@@ -100,11 +95,6 @@ def _slow(model: Latency, arguments: str) -> Slow:
     return Slow(model, factors)
 
 
-def _chen2016(arguments: str) -> Chen2016:
-    _numbers(Chen2016, arguments, 0, 0)
-    return Chen2016()
-
-
 _MODELS: dict[str, Callable[[str], Latency]] = {
     Constant.name: lambda text: Constant(*_numbers(Constant, text, 1, 1)),
     ShiftedExponential.name: lambda text: ShiftedExponential(*_numbers(ShiftedExponential, text, 2, 2)),
@@ -113,7 +103,7 @@ _MODELS: dict[str, Callable[[str], Latency]] = {
     Quantiles.name: _quantiles,
     Pause.name: lambda text: Pause(*_numbers(Pause, text, 3, 3)),
     Recorded.name: Recorded,
-    Chen2016.name: _chen2016,
+    Chen2016.name: lambda text: Chen2016(*_numbers(Chen2016, text, 0, 0)),
 }
 
 _MODIFIERS: dict[str, Callable[[Latency, str], Latency]] = {

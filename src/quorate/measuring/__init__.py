@@ -1,5 +1,5 @@
-"""Step times of a script that does not use quorate yet: each process's own, without its waiting for the others."""
+"""Step times of a training script that does not use quorate, without the time a process waits for the others."""
 
-from quorate.measuring.block import Measuring, measure
+from quorate.measuring.measure import Measuring, measure
 
 __all__ = ["Measuring", "measure"]

@@ -1,12 +1,13 @@
-"""Where a training loop is listened to: gradients becoming ready, DDP's waits, the optimizer's step.
+"""Hooks into a training loop: forward passes, finished gradients, DDP's waits, the optimizer's step.
 
-A process's own time in a step runs from the end of the last wait for the others to its own last gradient. Hooks on
-parameters fire as autograd finishes each gradient, before DDP waits for its all-reduce at the end of backward.
+A process's own time in a step runs from the end of the last wait for other processes to its own last gradient. Hooks on
+parameters fire as autograd finishes each gradient, before DDP waits for its all-reduce at the end of backward. After
+that wait come the optimizer, the loading of data, the forward and the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,12 +16,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from quorate.measuring.clocks import Clock, Spans
+from quorate.measuring.clocks import BACKWARD, DATA, FORWARD, OPTIMIZER, PAUSED, UNKNOWN, WAITING, Clock, Marks
 
-# Every parameter is listened to in the first steps, and once in a while later, since layers may be frozen and thawed;
-# in between only those that were ever the last. A hook costs a microsecond or two, and a large model has hundreds.
+# A hook costs a microsecond or two, and a large model has hundreds of parameters. So every parameter has a hook only in
+# the first steps, and from time to time later, since layers may be frozen and unfrozen. In all other steps only the
+# parameters have one whose gradient was ever the last of a step.
 _LEARNING_STEPS = 5
 _LEARN_AGAIN_EVERY = 256
 
@@ -29,36 +31,45 @@ _at_end_of_backward: Callable[[Callable[[], None]], None] = torch.autograd.Varia
 
 
 class StepHooks:
-    """Hooks on one model and on all optimizers, which tell a clock the spans of each step."""
+    """Hooks on one model and on all optimizers, which pass the marks of each step to a clock."""
 
     def __init__(self, model: nn.Module, clock: Clock) -> None:
         self._model = model
         self._clock = clock
         self._wrappers = [one for one in model.modules() if isinstance(one, DistributedDataParallel)]
-        self._ours: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()  # does it step the model's parameters?
-        self._leader: Optimizer | None = None  # the one that made the last step
-        self._in_step: dict[Optimizer, Any] = {}  # inside a step that began without gradients -> its hook
+        self._ours: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()  # whether it steps model parameters
+        self._leader: Optimizer | None = None  # the optimizer that made the last step
+        self._stepping: Optimizer | None = None  # the optimizer that is inside its step
+        self._in_step: dict[Optimizer, Any] = {}  # optimizer whose step began without gradients -> its post hook
         self._steps = 0
         self._learn_until = _LEARNING_STEPS
-        self._listen_next = 1  # after so many steps other parameters are listened to
-        self._ever_last: set[int | None] = set()  # places in model.parameters()
-        self._last: int | None = None  # of the gradients since the last step
-        self._spans: Spans = []
-        self._start: Any = None  # of the span that is open
-        self._end: Any = None  # the last gradient so far of the span that is open
-        self._waiting = False  # a callback at the end of this backward is set
-        self._pauses = 0  # that are open; inside them nothing is listened to
+        self._change_at = 1  # the step after which the hooked parameters change
+        self._ever_last: set[int | None] = set()  # indices in model.parameters()
+        self._last: int | None = None  # parameter of the last gradient since the last step
+        self._start: Any = None  # moment at which the step began
+        self._marks: Marks = []
+        self._phase = DATA  # current activity
+        self._end: Any = None  # moment of the last gradient so far, not yet a mark
+        self._waiting = False  # whether a callback at the end of this backward pass is queued
+        self._broadcasts = False  # whether DDP broadcasts buffers before this forward pass
+        self._pauses = 0  # open pauses, during which the hooks do nothing
         self._other_hooks: list[Any] = []
         self._parameter_hooks: list[Any] = []
 
     def attach(self) -> None:
-        self._other_hooks = [register_optimizer_step_pre_hook(self._before_optimizer)]
+        self._other_hooks = [
+            register_optimizer_step_pre_hook(self._before_optimizer),
+            register_optimizer_step_post_hook(self._optimizer_is_done),
+        ]
+        for module in _called(self._model):
+            self._other_hooks.append(module.register_forward_pre_hook(self._forward_begins))
+            self._other_hooks.append(module.register_forward_hook(self._forward_ends))
         for wrapper in self._wrappers:
-            # Before each forward DDP sends process 0's buffers (BatchNorm) to all, and so all wait for process 0.
+            # Before each forward pass DDP broadcasts process 0's buffers (BatchNorm), so all wait for process 0.
             if wrapper.broadcast_buffers and any(True for _ in wrapper.module.buffers()):
                 self._other_hooks.append(wrapper.register_forward_pre_hook(self._before_broadcast))
                 self._other_hooks.append(wrapper.module.register_forward_pre_hook(self._after_broadcast))
-        self._listen_to_all()
+        self._hook_all()
         self._start = self._clock.now()
 
     def detach(self) -> None:
@@ -69,19 +80,19 @@ class StepHooks:
 
     # ------------------------------------------------------------ gradients
 
-    def _listen_to_all(self) -> None:
-        self._listen(range(len(list(self._model.parameters()))))
+    def _hook_all(self) -> None:
+        self._hook_parameters(range(len(list(self._model.parameters()))))
 
-    def _listen(self, places: Container[int | None]) -> None:
+    def _hook_parameters(self, indices: Container[int | None]) -> None:
         for handle in self._parameter_hooks:
             handle.remove()
         self._parameter_hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(place))  # type: ignore[no-untyped-call]
-            for place, parameter in enumerate(self._model.parameters())
-            if place in places and _can_be_heard(parameter)
+            parameter.register_post_accumulate_grad_hook(self._gradient_hook(index))  # type: ignore[no-untyped-call]
+            for index, parameter in enumerate(self._model.parameters())
+            if index in indices and _can_have_hook(parameter)
         ]
 
-    def _hook(self, place: int) -> Callable[[Any], None]:
+    def _gradient_hook(self, index: int) -> Callable[[Any], None]:
         now, forget, wrappers = self._clock.now, self._clock.forget, self._wrappers
 
         def gradient_is_ready(_parameter: Any) -> None:
@@ -90,7 +101,7 @@ class StepHooks:
             if forget is not None and self._end is not None:
                 forget(self._end)
             self._end = now()
-            self._last = place
+            self._last = index
             if wrappers and not self._waiting and _averages(wrappers):
                 self._waiting = True
                 _at_end_of_backward(self._backward_is_over)
@@ -98,55 +109,77 @@ class StepHooks:
         return gradient_is_ready
 
     def _backward_is_over(self) -> None:
-        # DDP's own wait may be queued behind this; what is queued now comes after it.
+        # DDP's own wait may be queued after this callback; a callback queued now runs after that wait.
         _at_end_of_backward(self._wait_is_over)
 
     def _wait_is_over(self) -> None:
         self._waiting = False
-        self._close_span()
+        self._wait_ends()
 
-    def _close_span(self) -> None:
-        """What lies between the last gradient and now was waiting."""
+    def _wait_ends(self) -> None:
+        """The time between the last gradient and now was waiting."""
         if self._end is not None:
-            self._spans.append((self._start, self._end))
-            self._start, self._end = self._clock.now(), None
+            self._backward_ends()
+            self._marks.append((self._clock.now(), WAITING))
+            self._phase = OPTIMIZER
 
-    # ------------------------------------------------------------ waits before forward, and pauses
+    def _backward_ends(self) -> None:
+        """Backward ended with the last gradient. If no hook saw a forward pass, the activity is unknown."""
+        self._marks.append((self._end, BACKWARD if self._phase == BACKWARD else UNKNOWN))
+        self._end, self._phase = None, DATA
+
+    # ------------------------------------------------------------ forward, waits before it, and pauses
+
+    # The next two hooks do nothing inside a compiled function; `torch.compiler.disable` would cost microseconds a call.
+
+    def _forward_begins(self, _module: Any, _inputs: Any) -> None:
+        if not (torch.compiler.is_compiling() or self._pauses):
+            if self._end is not None:
+                self._backward_ends()
+            self._marks.append((self._clock.now(), DATA))
+            self._phase = FORWARD
+
+    def _forward_ends(self, _module: Any, _inputs: Any, _output: Any) -> None:
+        if not (torch.compiler.is_compiling() or self._pauses):
+            self._marks.append((self._clock.now(), FORWARD))
+            self._phase = BACKWARD
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before_broadcast(self, wrapper: Any, _inputs: Any) -> None:
         if wrapper.require_forward_param_sync and not self._pauses:
-            self._stop()
+            self._own_until_now()
+            self._broadcasts = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after_broadcast(self, _module: Any, _inputs: Any) -> None:
-        if not self._pauses:
-            self._go_on()
+        if self._broadcasts and not self._pauses:
+            self._marks.append((self._clock.now(), WAITING))
+        self._broadcasts = False
 
     def pause(self) -> None:
-        self._stop()
+        if not self._pauses:
+            self._own_until_now()
         self._pauses += 1
 
     def resume(self) -> None:
         self._pauses -= 1
         if not self._pauses:
-            self._go_on()
+            self._marks.append((self._clock.now(), PAUSED))
 
-    def _stop(self) -> None:
-        """Up to now it was the process's own work: had it waited since the last gradient, the span were closed."""
-        if self._start is not None:
-            self._spans.append((self._start, self._clock.now()))
-            self._start = self._end = None
-
-    def _go_on(self) -> None:
-        if self._start is None:
-            self._start = self._clock.now()
+    def _own_until_now(self) -> None:
+        """The time until now was the process's own work. A wait since the last gradient would already be a mark."""
+        if self._end is not None:
+            self._backward_ends()
+        self._marks.append((self._clock.now(), self._phase))
 
     # ------------------------------------------------------------ steps
 
     def _before_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         if self._pauses or (optimizer is not self._leader and not self._steps_our_parameters(optimizer)):
             return
+        if optimizer is self._stepping:
+            return  # a user's optimizer class calls the step of torch's class, and both have hooks
+        self._stepping = optimizer
         if self._last is not None:
             self._step_is_over(optimizer)
         elif optimizer not in self._in_step:
@@ -156,8 +189,13 @@ class StepHooks:
         self._in_step.pop(optimizer).remove()
         if self._last is not None:  # a closure (LBFGS) computes its gradients inside the optimizer's step
             self._step_is_over(optimizer)
-        elif self._leader in (None, optimizer):  # otherwise it is the second optimizer of one step
+        elif self._leader in (None, optimizer):  # any other optimizer is the second one of the same step
             self._step_was_missed()
+
+    def _optimizer_is_done(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._pauses and (optimizer is self._leader or self._steps_our_parameters(optimizer)):
+            self._marks.append((self._clock.now(), OPTIMIZER))
+            self._phase, self._stepping = DATA, None
 
     def _steps_our_parameters(self, optimizer: Optimizer) -> bool:
         known = self._ours.get(optimizer)
@@ -168,46 +206,50 @@ class StepHooks:
         return known
 
     def _step_is_over(self, optimizer: Optimizer) -> None:
-        """Gradients are there: what they took is a step."""
+        """End the step, whose gradients have been computed."""
         self._leader = optimizer
-        self._waiting = False  # a backward that failed left it set
-        if self._spans:
-            self._close_span()
-            self._clock.add(self._spans)
-            self._spans = []
-        else:
-            self._clock.add_one(self._start, self._end)
-            self._start, self._end = self._clock.now(), None
+        self._waiting = False  # may still be set after a failed backward pass
+        self._wait_ends()
+        self._clock.add(self._start, self._marks)
+        self._start, self._marks = self._marks[-1][0], []
         self._steps += 1
-        if self._last not in self._ever_last:
-            self._ever_last.add(self._last)
+        self._ever_last.add(self._last)
         self._last = None
-        if self._steps == self._listen_next:
-            self._listen_anew()
+        if self._steps == self._change_at:
+            self._change_hooks()
 
-    def _listen_anew(self) -> None:
+    def _change_hooks(self) -> None:
         if self._steps == self._learn_until:
-            self._listen(self._ever_last)
+            self._hook_parameters(self._ever_last)
             self._learn_until += _LEARN_AGAIN_EVERY
-            self._listen_next = self._learn_until - 1
+            self._change_at = self._learn_until - 1
         else:
-            self._listen_to_all()  # again after the first step, since lazy parameters exist then
-            self._listen_next = self._learn_until
+            self._hook_all()  # also after the first step, when lazy parameters have their shape
+            self._change_at = self._learn_until
 
     def _step_was_missed(self) -> None:
-        """None of the parameters listened to got a gradient: the step is left out, and all are listened to again."""
-        self._clock.add([])
-        self._spans, self._start = [], self._clock.now()
+        """No parameter with a hook got a gradient: leave out the step, and give all parameters hooks again."""
+        self._clock.add(None, [])
+        self._start, self._marks, self._phase = self._clock.now(), [], OPTIMIZER
         self._steps += 1
-        self._learn_until = self._listen_next = self._steps + _LEARNING_STEPS
-        self._listen_to_all()
+        self._learn_until = self._change_at = self._steps + _LEARNING_STEPS
+        self._hook_all()
+
+
+def _called(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that a training loop calls: the model, or the members of a list or dict, which has no forward."""
+    if isinstance(model, nn.ModuleList | nn.ModuleDict):
+        for module in model.children():
+            yield from _called(module)
+    else:
+        yield model
 
 
 def _averages(wrappers: list[DistributedDataParallel]) -> bool:
-    """Whether the backward pass under way ends with an all-reduce: not inside `no_sync`."""
+    """Whether the current backward pass ends with an all-reduce. Inside `no_sync` it does not."""
     return wrappers[0].require_backward_grad_sync or any(one.require_backward_grad_sync for one in wrappers)
 
 
-def _can_be_heard(parameter: Any) -> bool:
-    """Not while it is frozen, nor while a lazy layer has not given it a shape."""
+def _can_have_hook(parameter: Any) -> bool:
+    """A frozen parameter cannot, nor one of a lazy layer that has no shape yet."""
     return bool(not is_lazy(parameter) and parameter.requires_grad and parameter.is_leaf)

@@ -1,4 +1,4 @@
-"""Known laws fitted to measured times: for machines beyond those that were measured, and to be looked at."""
+"""Latency laws fitted to measured times: to extrapolate to more machines, and to show in the plan."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from quorate.latency import Independent, Lognormal, Pareto, ShiftedExponential
 from quorate.planning.world import Floats
 
 _MOST_TIMES = 4_000
+_LEVELS = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """One law beside the measured times."""
+    """A fitted law and how well it matches the measured times."""
 
     law: Independent
-    distance: float  # Kolmogorov and Smirnov's: the largest gap between the two distribution functions
-    points: tuple[tuple[float, float, float], ...]  # (level, measured seconds, the law's seconds)
+    distance: float  # Kolmogorov-Smirnov: the largest gap between the two distribution functions
+    points: tuple[tuple[float, float, float], ...]  # (level, measured seconds, fitted seconds)
 
     @property
     def text(self) -> str:
@@ -29,15 +30,15 @@ class Fit:
 
 
 def fit_laws(seconds: Floats) -> list[Fit]:
-    """Shifted exponential, lognormal and Pareto by maximum likelihood, the closest first."""
+    """Shifted exponential, lognormal and Pareto fitted by maximum likelihood; the closest first."""
     from scipy import stats  # type: ignore[import-untyped]
 
     times = np.sort(seconds.ravel())
     times = times[:: max(1, len(times) // _MOST_TIMES)]
     if times[-1] <= times[0] * (1.0 + 1e-9):
-        return []  # always the same: there is nothing to fit
+        return []  # all times are equal: there is nothing to fit
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an optimiser that complains on the way; the distance says how it ended
+        warnings.simplefilter("ignore")  # optimiser warnings; `distance` shows how good the fit is
         shift, scale = stats.expon.fit(times)
         sigma, _, median = stats.lognorm.fit(times, floc=0)
         alpha, _, least = stats.pareto.fit(times, floc=0, fscale=times[0])
@@ -50,13 +51,21 @@ def fit_laws(seconds: Floats) -> list[Fit]:
         try:
             laws.append(make())
         except BadInput:
-            continue  # times so far apart that no such law has finite draws
-    fits = [Fit(law=law, distance=_distance(law, times), points=_points(law, times)) for law in laws]
+            continue  # the times are too spread out for this law to have finite draws
+    measured = list(zip(_LEVELS, np.quantile(times, _LEVELS).tolist(), strict=True))
+    fits = [
+        Fit(
+            law=law,
+            distance=_distance(law, times),
+            points=tuple((level, seconds, law.quantile(level)) for level, seconds in measured),
+        )
+        for law in laws
+    ]
     return sorted(fits, key=lambda fit: fit.distance)
 
 
 def draws(law: Independent, shape: tuple[int, int], random: np.random.Generator) -> Floats:
-    """Independent times from a law."""
+    """Independent random times of this law."""
     match law:
         case ShiftedExponential():
             found = law.shift + random.exponential(law.exp_mean, shape)
@@ -70,7 +79,7 @@ def draws(law: Independent, shape: tuple[int, int], random: np.random.Generator)
 
 
 def _distance(law: Independent, times: Floats) -> float:
-    """The gap at each step of the measured distribution function, whichever side of the step is worse."""
+    """Kolmogorov-Smirnov distance: the largest gap on either side of a step of the measured distribution."""
     count = len(times)
     levels = np.array([_level(law, float(seconds)) for seconds in times])
     steps = np.arange(count + 1) / count
@@ -78,7 +87,7 @@ def _distance(law: Independent, times: Floats) -> float:
 
 
 def _level(law: Independent, seconds: float) -> float:
-    """The share of draws up to so many seconds."""
+    """Distribution function: the share of draws that take at most `seconds`."""
     match law:
         case ShiftedExponential():
             return 1.0 - math.exp(-max(0.0, seconds - law.shift) / law.exp_mean)
@@ -87,9 +96,3 @@ def _level(law: Independent, seconds: float) -> float:
         case Pareto():
             return 1.0 - math.pow(law.scale / max(seconds, law.scale), law.alpha)
     raise AssertionError(law)
-
-
-def _points(law: Independent, times: Floats) -> tuple[tuple[float, float, float], ...]:
-    levels = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
-    measured = np.quantile(times, levels).tolist()
-    return tuple((level, seconds, law.quantile(level)) for level, seconds in zip(levels, measured, strict=True))

@@ -1,4 +1,4 @@
-"""How many backups to take: from a trace, a latency model or step times to one recommendation."""
+"""`quorate.plan`: from a trace, a latency model or step times to a plan with one recommendation."""
 
 from __future__ import annotations
 
@@ -12,21 +12,30 @@ import numpy as np
 
 from quorate.errors import BadInput, check_at_least
 from quorate.latency import Latency, parse_latency
-from quorate.planning.exact import exact_means, finite_from
+from quorate.latency.step_times import is_table
+from quorate.number_format import percent
 from quorate.planning.fits import Fit, fit_laws
-from quorate.planning.from_csv import world_of_csv
-from quorate.planning.from_latency import world_of_latency
-from quorate.planning.from_trace import FEWEST_ROUNDS, too_few, world_of_trace
-from quorate.planning.others import Estimate, estimate_others
-from quorate.planning.recommending import Recommendation, recommend, times_to_target
-from quorate.planning.resizing import on_network, remove, resize
+from quorate.planning.other_policies import Estimate, estimate_others
+from quorate.planning.recommendation import (
+    DEFAULT_INTERVAL,
+    Recommendation,
+    answer,
+    as_html,
+    recommend,
+    short,
+    times_to_target,
+    why_not,
+)
+from quorate.planning.scenarios import MOST_MACHINES, WhatIf, on_network, parse_what_if, remove, resize
 from quorate.planning.slowness import SlowWorker, find_slow
-from quorate.planning.splits import SplitTimes, split_times
+from quorate.planning.sources import FEWEST_ROUNDS, too_few, world_of_csv, world_of_latency, world_of_trace
+from quorate.planning.splits import SplitTimes, exact_means, finite_from, split_times
 from quorate.planning.updates import Effort, effort_of_iterations, effort_of_noise, effort_unknown
-from quorate.planning.what_if import WhatIf, parse_what_if
 from quorate.planning.world import CANCEL, FINISH, Floats, World
 
-DEFAULT_INTERVAL = 0.05
+_UPDATE_SECONDS = ("mean", "low", "high", "median", "p99")
+_SLOW_WORKER = ("worker", "factor", "part", "gain_removed", "gain_less_work")
+_MOST_FINISHING = 2_000  # machines; a plan with that many takes two minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +44,7 @@ class Split:
 
     quorum: int
     backups: int
-    mean: float  # seconds per update; inf where it has no mean
+    mean: float  # seconds per update; may be infinite
     low: float  # 95 % interval of the mean
     high: float
     median: float
@@ -46,9 +55,9 @@ class Split:
     bytes: float | None  # sent per update
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
-    """Everything `quorate plan` says."""
+    """Everything that `quorate plan` prints."""
 
     machines: int
     source: str
@@ -60,11 +69,28 @@ class Plan:
     slow: tuple[SlowWorker, ...]
     fits: tuple[Fit, ...]
     effort: Effort
+    cautions: tuple[str, ...]  # warnings to read before any figure
     notes: tuple[str, ...]
     what_if: tuple[tuple[str, Plan], ...] = ()
 
+    def __repr__(self) -> str:
+        return short(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+    @property
+    def sentence(self) -> str:
+        """The recommendation as a sentence."""
+        return answer(self)
+
+    @property
+    def why_not(self) -> list[str]:
+        """One sentence for each policy of `others` that is faster but not recommended."""
+        return why_not(self.others, self.recommendation)
+
     def as_dict(self) -> dict[str, Any]:
-        """JSON values; infinite and unknown numbers are null."""
+        """The plan as JSON values; infinite and unknown numbers are null."""
         found = self.recommendation
         return {
             "machines": self.machines,
@@ -79,28 +105,29 @@ class Plan:
                 "seconds_per_update": _number(found.seconds_per_update),
                 "time": _number(found.time),
                 "speedup": found.speedup,
+                "speedup_low": found.speedup_low,
+                "speedup_high": None if found.speedup_high is None else _number(found.speedup_high),
+                "against": f"{self.machines}+0",
+                "is_guess": found.is_guess,
+                "is_kept": found.is_kept,
+                "equals": list(found.equals),
+                "sentence": self.sentence,
                 "reason": found.reason,
+                "why_not": self.why_not,
                 "changes": list(found.changes),
+                "python": found.python(self.late),
+                "command": found.command(self.late),
             },
+            "cautions": list(self.cautions),
             "splits": [_split_dict(split) for split in self.splits],
-            "others": [_estimate_dict(estimate) for estimate in self.others],
-            "slow_workers": [
-                {
-                    "worker": slow.worker,
-                    "factor": slow.factor,
-                    "part": slow.part,
-                    "gain_removed": slow.gain_removed,
-                    "gain_less_work": slow.gain_less_work,
-                }
-                for slow in self.slow
-            ],
+            "others": [{**vars(one), "is_lower_bound": one.is_lower_bound} for one in self.others],
+            "slow_workers": [{name: getattr(slow, name) for name in _SLOW_WORKER} for slow in self.slow],
             "fits": [
                 {
                     "law": fit.text,
                     "distance": fit.distance,
                     "quantiles": [
-                        {"level": level, "measured": measured, "fitted": fitted}
-                        for level, measured, fitted in fit.points
+                        dict(zip(("level", "measured", "fitted"), point, strict=True)) for point in fit.points
                     ],
                 }
                 for fit in self.fits
@@ -123,18 +150,19 @@ def plan(
     what_if: Sequence[str] = (),
     seed: int = 0,
 ) -> Plan:
-    """Which split of the machines into a quorum and backups reaches a target soonest.
+    """Find the split of the machines into a quorum and backups that reaches a target soonest.
 
-    sources: the trace or the folder of a run, or CSV files of step times; or none, and `latency` a model or its text.
-    machines: how many there are (default: as many as were measured).
-    noise_scale: the gradient noise scale in samples; iterations: updates to the target, "QUORUM:THOUSANDS,…".
-    late: whether late work is cancelled or left to finish (default: as in the trace, else cancelled).
-    interval: half the width of the 95 % interval that is wanted, as a share of the mean.
-    what_if: changes to plan again with, e.g. "machines=200", "without=3", "bandwidth=1Gbps".
+    sources: the trace or the folder of a run, or CSV files of step times. Without sources, give `latency`.
+    latency: a latency model or its text.
+    machines: number of machines (default: the number measured).
+    noise_scale: gradient noise scale in samples; iterations: updates to the target, "QUORUM:THOUSANDS,…".
+    late: cancel late work or let it finish (default: as in the trace, else cancel).
+    interval: half the width of the 95 % interval wanted, as a share of the mean.
+    what_if: changes for further plans, e.g. "machines=200", "without=3", "bandwidth=1Gbps".
     """
     changes = [parse_what_if(text) for text in what_if]
     if machines is not None:
-        check_at_least("machines", machines, 1)
+        check_at_least("machines", machines, 1, MOST_MACHINES)
     _check_numbers(noise_scale, interval, batch_size, model_bytes)
     if late not in (None, CANCEL, FINISH):
         raise BadInput(f"late is {late!r}, but late work can be one of: {CANCEL}, {FINISH}")
@@ -149,7 +177,7 @@ def plan(
         late=late or own_late,
         interval=interval,
         seed=seed,
-        asked=machines,
+        machines=machines,
     )
     base = maker.make(world, None)
     return replace(base, what_if=tuple((change.text, maker.make(world, change)) for change in changes))
@@ -167,7 +195,7 @@ def _check_numbers(noise_scale: float | None, interval: float, batch_size: int |
 
 
 def _world(sources: Sequence[str | Path], model: Latency | None, machines: int | None, seed: int) -> tuple[World, str]:
-    """The world of what was given, and what it does with late work."""
+    """The world of the given source, and how its run handled late work."""
     paths = [Path(source) for source in sources]
     if bool(paths) == (model is not None):
         raise BadInput("give either a trace or step times (FILE) or a latency model (--latency), one of the two")
@@ -175,24 +203,13 @@ def _world(sources: Sequence[str | Path], model: Latency | None, machines: int |
         if machines is None:
             raise BadInput("a latency model says nothing of how many machines there are; give machines (--machines)")
         return world_of_latency(model, machines, seed), CANCEL
-    if _is_table(paths[0]):
+    if is_table(paths[0]):
         return world_of_csv(paths), CANCEL
     if len(paths) > 1:
         raise BadInput(
             f"{len(paths)} traces are given, but a plan is made from one; only step times (CSV) may be several"
         )
     return world_of_trace(paths[0])
-
-
-def _is_table(path: Path) -> bool:
-    """Whether a file is a CSV: by its name, or else by its first line, which in a trace is a JSON object."""
-    if path.suffix.lower() == ".csv":
-        return True
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        head = file.read(200).lstrip()
-    return b"seconds" in head and not head.startswith(b"{")
 
 
 def _effort(world: World, noise_scale: float | None, iterations: str | None) -> Effort:
@@ -209,39 +226,49 @@ def _effort(world: World, noise_scale: float | None, iterations: str | None) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class _Maker:
-    """Makes a plan of a world, as it is or with one thing changed."""
+    """Makes plans that share these settings."""
 
     model: Latency | None
     effort: Effort
     late: str
     interval: float
     seed: int
-    asked: int | None  # machines
+    machines: int | None  # as the user gave it
 
     def make(self, world: World, change: WhatIf | None) -> Plan:
+        """A plan of this world, as it is or with a change."""
         measured, model = world, self.model
         if change is not None and change.without:
             world, model = remove(world, list(change.without)), None
         size = None if change is None else change.machines
-        if size is None and self.asked is not None:
-            size = self.asked - (0 if change is None else len(set(change.without)))
+        if size is None and self.machines is not None:
+            size = self.machines - (0 if change is None else len(set(change.without)))
             if size < 1:
                 raise BadInput(
-                    f"what-if {change.text if change else ''!r} leaves no machine of {self.asked}; name fewer"
+                    f"what-if {change.text if change else ''!r} leaves no machine of {self.machines}; name fewer"
                 )
         if size is not None and size != world.machines:
             world = world_of_latency(model, size, self.seed) if model is not None else resize(world, size, self.seed)
         if change is not None and change.network is not None:
             world, model = on_network(world, change.network), None
+        if self.late == FINISH and world.machines > _MOST_FINISHING:
+            raise BadInput(
+                f"machines is {world.machines:,}, but the limit is {_MOST_FINISHING:,} where late work finishes, "
+                f"since its rounds are played one by one; give fewer, or cancel late work (--late cancel)"
+            )
         times = split_times(world, self.late)
         if model is not None:
-            times = _made_exact(times, model, world.machines, self.late)
+            exact = exact_means(model, world.machines) if self.late == CANCEL else None
+            if exact is not None:  # medians and tails stay those of the drawn rounds
+                times = replace(times, mean=exact, low=exact, high=exact, blocks=None)
         notes = [*world.notes]
         if self.model is not None and (least := finite_from(self.model)) is not None:
-            times = _made_endless(times, self.model, least, self.late)
+            times = _with_infinite_means(times, self.model, least, self.late)
             notes.append(f"the mean of {self.model.text()} is infinite: an update has a mean from b={least} backups on")
-        found = recommend(times, self.effort, world.known)
-        notes += self._too_wide(world, times, found)
+        least_all_s = world.least_all_s if world is measured else None  # only valid for the measured workers
+        kept = world.kept_quorum if world.kept_quorum is None or world.machines == measured.machines else 0
+        found = recommend(times, self.effort, world.known, self.interval, least_all_s, kept)
+        notes += self._width_notes(world, times, found)
         if (beyond := self.effort.beyond(found.quorum)) is not None:
             notes.append(beyond)
         relative, time = times_to_target(times, self.effort)
@@ -252,16 +279,17 @@ class _Maker:
             rounds=world.rounds,
             late=self.late,
             splits=tuple(_splits(times, relative, time, world.model_bytes)),
-            others=tuple(estimate_others(world, self.effort, fewest, found.quorum, self.seed)),
+            others=() if found.is_kept else tuple(estimate_others(world, self.effort, fewest, found.quorum, self.seed)),
             recommendation=found,
-            slow=tuple(find_slow(world, self._best_time)) if world.machines > 2 else (),
+            slow=tuple(find_slow(world, self._best_time)) if world.machines > 1 else (),
             fits=tuple(fit_laws(measured.seconds)),
             effort=self.effort,
+            cautions=world.cautions,
             notes=tuple(notes),
         )
 
     def _best_time(self, world: World, shares: Floats) -> float:
-        """Time of the best split, when workers bring gradients of different weight."""
+        """Time to the target of the best split; `shares` are the weights of the workers' gradients."""
         times = split_times(world, self.late, roughly=True)
         if (shares != 1.0).any():
             order = np.argsort(world.seconds, axis=1)
@@ -270,8 +298,8 @@ class _Maker:
         updates = self.effort.updates(times.gradients)
         return float((times.mean * updates)[: world.known].min())
 
-    def _too_wide(self, world: World, times: SplitTimes, found: Recommendation) -> list[str]:
-        """Refuse what cannot be decided, and say how many rounds the interval that is wanted would take."""
+    def _width_notes(self, world: World, times: SplitTimes, found: Recommendation) -> list[str]:
+        """A note if the interval is wider than wanted, with the rounds needed; refuses a world with too few rounds."""
         if self.model is not None:
             return []
         place = found.quorum - 1
@@ -279,22 +307,22 @@ class _Maker:
         needed = math.ceil(world.rounds * (half / self.interval) ** 2) if math.isfinite(half) else None
         if world.rounds < FEWEST_ROUNDS:
             raise too_few(world.source, world.rounds, needed)
-        if half <= self.interval or needed is None:
-            return []
-        return [
-            f"±{half:.0%} is wider than the ±{self.interval:.0%} wanted: {world.source} has {world.rounds:,} rounds, "
-            f"and about {needed:,} are needed"
-        ]
+        note = None if needed is None else wider_than_wanted(half, self.interval, world.source, world.rounds, needed)
+        return [] if note is None else [note]
 
 
-def _made_exact(times: SplitTimes, model: Latency, machines: int, late: str) -> SplitTimes:
-    """Means by formula, where there is one; drawn ones beside them keep their medians and tails."""
-    exact = exact_means(model, machines) if late == CANCEL else None
-    return times if exact is None else replace(times, mean=exact, low=exact, high=exact)
+def wider_than_wanted(half: float, wanted: float, source: str, rounds: int, needed: int) -> str | None:
+    """A sentence if the interval is wider than wanted, in the digits that are shown; else None."""
+    if half <= wanted or percent(half) == percent(wanted):
+        return None
+    return (
+        f"±{percent(half)} is wider than the ±{percent(wanted)} wanted: {source} has {rounds:,} rounds, "
+        f"and about {needed:,} are needed"
+    )
 
 
-def _made_endless(times: SplitTimes, model: Latency, least: int, late: str) -> SplitTimes:
-    """Splits with fewer than `least` backups have no mean, whatever was drawn; refused where none has."""
+def _with_infinite_means(times: SplitTimes, model: Latency, least: int, late: str) -> SplitTimes:
+    """Set the means of splits with fewer than `least` backups to infinity; refuse if no split has a finite mean."""
     if late == FINISH:
         raise BadInput(
             f"the mean of {model.text()} is infinite, and late work is left to finish: in the long run every worker is "
@@ -316,14 +344,9 @@ def _splits(times: SplitTimes, relative: Floats, time: Floats, model_bytes: int 
         Split(
             quorum=place + 1,
             backups=machines - place - 1,
-            mean=float(times.mean[place]),
-            low=float(times.low[place]),
-            high=float(times.high[place]),
-            median=float(times.median[place]),
-            p99=float(times.p99[place]),
+            **{name: float(getattr(times, name)[place]) for name in (*_UPDATE_SECONDS, "wasted")},
             updates=float(relative[place]),
             time=float(time[place]),
-            wasted=float(times.wasted[place]),
             bytes=None if model_bytes is None else float(times.transfers[place]) * model_bytes,
         )
         for place in range(machines)
@@ -331,20 +354,15 @@ def _splits(times: SplitTimes, relative: Floats, time: Floats, model_bytes: int 
 
 
 def _split_dict(split: Split) -> dict[str, Any]:
-    seconds = {name: _number(getattr(split, name)) for name in ("mean", "low", "high", "median", "p99")}
     return {
         "quorum": split.quorum,
         "backups": split.backups,
-        "update_seconds": seconds,
+        "update_seconds": {name: _number(getattr(split, name)) for name in _UPDATE_SECONDS},
         "updates": split.updates,
         "time": _number(split.time),
         "wasted": split.wasted,
         "bytes": split.bytes,
     }
-
-
-def _estimate_dict(estimate: Estimate) -> dict[str, Any]:
-    return {**vars(estimate), "is_lower_bound": estimate.is_lower_bound}
 
 
 def _number(value: float) -> float | None:

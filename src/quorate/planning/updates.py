@@ -1,4 +1,4 @@
-"""Updates to a target, by how many gradients make one."""
+"""How many updates the target takes, as a function of the gradients in an update."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from dataclasses import dataclass
 import numpy as np
 
 from quorate.errors import BadInput
+from quorate.number_format import number
 from quorate.planning.world import Floats
 
-_LN_MOST = 600.0  # steep lines that are drawn on must not leave the range of numbers
+_LN_MOST = 600.0  # keeps a steep extrapolation within the range of floats
 _FORM = '--iterations "50:137.5,70:99.8,100:76.2" (quorum:thousands of updates)'
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How the updates to the target depend on the gradients that make one; `sentence` says where it is from."""
+    """Updates to the target as a function of the gradients in an update."""
 
-    sentence: str
+    sentence: str  # the origin of this function
     noise_in_batches: float | None = None  # B_noise/B; None with iterations; inf: the noise-dominated limit
-    points: tuple[tuple[float, float], ...] = ()  # (quorum, updates) where they are given
+    points: tuple[tuple[float, float], ...] = ()  # (quorum, updates), if the user gave them
 
     @property
     def is_absolute(self) -> bool:
-        """Whether `updates` are counts; otherwise they mean something only beside each other."""
+        """Whether `updates` returns counts; otherwise only ratios of its values mean something."""
         return bool(self.points)
 
     def beyond(self, quorum: int) -> str | None:
-        """A sentence, if the updates of this quorum are drawn on beyond those that were given."""
+        """A warning if this quorum lies outside the given ones, so that its updates are extrapolated."""
         if not self.points or self.points[0][0] <= quorum <= self.points[-1][0]:
             return None
         return (
@@ -49,14 +50,14 @@ class Effort:
 def effort_of_noise(noise_scale: float, batch_size: int, source: str) -> Effort:
     """Updates ≈ S_min (1 + B_noise/(N·B)) (McCandlish et al., 2018)."""
     return Effort(
-        sentence=f"updates from the gradient noise scale, {noise_scale:,.4g} samples, {noise_scale / batch_size:,.3g} "
-        f"batches of {batch_size} ({source})",
+        sentence=f"updates from the gradient noise scale, {number(noise_scale)} samples, "
+        f"{number(noise_scale / batch_size)} batches of {batch_size} ({source})",
         noise_in_batches=noise_scale / batch_size,
     )
 
 
 def effort_unknown() -> Effort:
-    """Nothing is known: as if every gradient counted the same."""
+    """No noise scale: assume the noise-dominated limit, where every gradient contributes the same."""
     return Effort(
         sentence="the noise scale is not known, so the noise-dominated limit is taken, where half the gradients need "
         "twice the updates: this is the fewest backups that can be right; give --noise-scale or --iterations for more",
@@ -65,7 +66,7 @@ def effort_unknown() -> Effort:
 
 
 def effort_of_iterations(text: str) -> Effort:
-    """Measured updates to the target, as `QUORUM:THOUSANDS,…`; straight lines between them in log and log."""
+    """Measured updates to the target, given as `QUORUM:THOUSANDS,…`; interpolated linearly in log-log."""
     points: dict[float, float] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*:\s*((?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*", part)
@@ -81,13 +82,12 @@ def effort_of_iterations(text: str) -> Effort:
         raise BadInput(f"iterations {text!r} has one quorum, but a trend takes two or more; write {_FORM}")
     ordered = tuple(sorted(points.items()))
     return Effort(
-        sentence=f"updates as given for quorums of {', '.join(f'{quorum:g}' for quorum, _ in ordered)}",
-        points=ordered,
+        sentence=f"updates as given for quorums of {', '.join(f'{quorum:g}' for quorum, _ in ordered)}", points=ordered
     )
 
 
 def _between(points: tuple[tuple[float, float], ...], gradients: Floats) -> Floats:
-    """In log and log, where N^-a is a straight line; beyond the ends with the slope of the last two."""
+    """Linear interpolation in log-log, where N^-a is a straight line; beyond the ends with the slope at the end."""
     x, y = np.log(np.array(points)).T
     at = np.log(gradients)
     inside = np.interp(at, x, y)

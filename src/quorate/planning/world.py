@@ -1,4 +1,4 @@
-"""What is known of a cluster: how long each worker takes in each round, as a table that plans are made of."""
+"""The world that a plan is computed from: a table of how long each worker takes in each round."""
 
 from __future__ import annotations
 
@@ -10,36 +10,40 @@ from numpy.typing import NDArray
 
 Floats: TypeAlias = NDArray[np.float64]
 
-#: What happens to work that comes too late.
+#: What happens to a gradient that misses its round.
 CANCEL, FINISH = "cancel", "finish"
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Rounds by workers: the joint times as they were measured or drawn, never marginals put together.
+    """Rounds by workers: the joint times as they were measured or drawn, never combined from marginals.
 
-    A round's row holds what each worker needed (or, by the best guess, would have needed) for its batch, so one row
-    shows who was slow together with whom. Rows are in the order of time, so that slow spells stay spells.
+    A row holds the seconds that each worker needed for its batch in that round, or an estimate where the batch was
+    cancelled. One row therefore shows which workers were slow together. Rows are in time order, so slow spells stay
+    contiguous.
     """
 
-    source: str  # where it is from, as a sentence says it: "trace run/trace.jsonl"
+    source: str  # the origin of the times, for sentences: "trace run/trace.jsonl"
     seconds: Floats  # (rounds, workers)
-    span_s: Floats  # (rounds,): from the opening of a recorded round to that of the next
-    regimes: tuple[slice, ...]  # stretches of rounds that are alike; slow spells are stretches of their own
-    workers: tuple[int, ...]  # the numbers of the workers, by column
-    unseen: frozenset[int] = frozenset()  # workers that hardly ever finished: their times are lower bounds
-    overhead_s: float = 0.0  # of an update, besides waiting for arrivals
-    transfer_s: Floats | None = None  # (rounds, workers): what of the seconds was communication
+    span_s: Floats  # (rounds,): from the start of a recorded round to the start of the next
+    regimes: tuple[slice, ...]  # stretches of similar rounds; a slow spell is a stretch of its own
+    workers: tuple[int, ...]  # worker number of each column
+    unseen: frozenset[int] = frozenset()  # workers that hardly ever finished; their times are lower bounds
+    overhead_s: float = 0.0  # of an update, on top of waiting for arrivals
+    transfer_s: Floats | None = None  # (rounds, workers): the part of `seconds` spent on communication
     batch_size: int | None = None
     batches_per_epoch: int | None = None
     model_bytes: int | None = None
     noise_scale: float | None = None  # in samples
-    slowest_part: dict[int, str] | None = None  # worker -> data, compute or transfer, where parts were measured
-    notes: tuple[str, ...] = ()  # what a reader should know of it
+    slowest_part: dict[int, str] | None = None  # worker -> data, compute or transfer; None if not measured
+    kept_quorum: int | None = None  # the recorded quorum, if workers shared cores: no other split can be judged
+    least_all_s: float | None = None  # lower bound on waiting for all workers, if that time is partly estimated
+    cautions: tuple[str, ...] = ()  # warnings to read before any figure
+    notes: tuple[str, ...] = ()
 
     @property
     def known(self) -> int:
-        """How many arrivals of a round can be waited for and foretold."""
+        """Number of workers whose times were seen: the largest quorum that can be predicted."""
         return self.machines - len(self.unseen.intersection(self.workers))
 
     @property
@@ -51,7 +55,6 @@ class World:
         return int(self.seconds.shape[1])
 
     def with_columns(self, columns: list[int]) -> World:
-        """The same rounds with some of the workers."""
         return replace(
             self,
             seconds=self.seconds[:, columns],

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from quorate.errors import BadInput, check_at_least
 from quorate.events import Action, Choose, SetTimer, Ticket
-from quorate.policies._arrival_times import (
+from quorate.policies.arrival_times import (
     excess,
     gaps,
     has_changed,
@@ -19,36 +19,35 @@ from quorate.policies._arrival_times import (
     times_of,
     waits,
 )
-from quorate.policies._timed_rounds import TimedRoundPolicy
+from quorate.policies.rounds import TimedRoundPolicy
 
-MEMORY_ROUNDS, MEMORIES = 400, 4  # rounds that are remembered, for each of the last numbers of live workers
-WARM_UP_ROUNDS = 5  # rounds that look at all workers before the first choice
-YOUNG_ROUNDS, GUARD = 40, 2.0  # so many rounds may not last longer than this many times what was expected
-LOOK_EVERY = 3  # at most one round in so many looks further than the quorum
-ENOUGH_LOOKS = 40  # remembered, and the next ones come half as often; twice as many, a third …
-DECIDE_EVERY = 8  # rounds between two looks at whether another quorum is better
-MARGIN = 0.01  # by how much another quorum must be better
-DWELL_ROUNDS = 4  # how long a choice stands at least; before a higher one, times (1 + switches)²
-LONGEST_WAIT = 4.0  # rounds that a look may last
-TEST_EVERY = 8  # rounds between two looks at whether the cluster has changed
-QUICK_ROUNDS, RECENT_ROUNDS = 8, 24  # that are held against those before, to see whether the cluster has changed
+MEMORY_ROUNDS, MEMORIES = 400, 4  # rounds remembered for a number of live workers; numbers of live workers remembered
+WARM_UP_ROUNDS = 5  # rounds that wait for all workers before the first choice
+YOUNG_ROUNDS, GUARD = 40, 2.0  # the first rounds may last at most GUARD times the expected time
+LOOK_EVERY = 3  # at most one round in three looks beyond the quorum
+ENOUGH_LOOKS = 40  # after 40 remembered looks, looks come half as often; after 80, a third as often …
+DECIDE_EVERY = 8  # rounds between two decisions whether another quorum is better
+MARGIN = 0.01  # relative advantage that another quorum must have
+DWELL_ROUNDS = 4  # rounds that a choice lasts at least; before a higher quorum, times (1 + switches)²
+LONGEST_WAIT = 4.0  # longest duration of a look, in rounds
+TEST_EVERY = 8  # rounds between two tests whether the cluster has changed
+QUICK_ROUNDS, RECENT_ROUNDS = 8, 24  # recent rounds that these tests compare with the rounds before
 
 
 class AdaptiveBackup(TimedRoundPolicy):
-    """Backups, as many as pay: the quorum with the most progress a second, as in DBW and AdaSync.
+    """Backup workers with a learned quorum: the one with the most progress a second, as in DBW and AdaSync.
 
-    Progress of a version made of k gradients is 1/(1 + noise scale/(k·batch)), and simply k as long as the noise
-    scale is not known; its time is the mean time of the k-th arrival. What comes after the quorum is not seen, so
-    now and then a round looks further: it takes what comes within a time that is worth it.
+    The progress of a version made of k gradients is 1/(1 + noise scale/(k·batch)), and simply k while the noise
+    scale is not known. Its time is the mean time of the k-th arrival. A round that closes at its quorum does not see
+    later arrivals. So now and then a round looks further: it waits for later arrivals as long as that may be worth it.
 
-    noise_scale: in samples, if it is known beforehand; otherwise it is learned where gradients are computed.
+    noise_scale: in samples, if it is known beforehand; otherwise it is estimated from the gradients.
     least: the smallest quorum.
     explore: share of the progress that looking further may cost.
     (Xu et al., 2020, "Dynamic backup workers"; Dutta et al., 2018, "Slow and stale gradients can win the race".)
     """
 
     name = "adaptive"
-    parameters = ("noise_scale", "least", "explore", "late")
     wants_noise = True
 
     def __init__(
@@ -70,7 +69,7 @@ class AdaptiveBackup(TimedRoundPolicy):
 
     @property
     def per_update(self) -> int:
-        """What this round waits for."""
+        """The number of arrivals that this round waits for."""
         return self._places[self._target - 1]
 
     @property
@@ -79,16 +78,16 @@ class AdaptiveBackup(TimedRoundPolicy):
 
     @property
     def quorum(self) -> int:
-        """What is chosen at the moment; a round may look further."""
+        """The quorum that is chosen now; a round may look further."""
         return self._places[self._place - 1]
 
     # ------------------------------------------------------------ state
 
-    def _reset(self, workers: int) -> None:
-        super()._reset(workers)
+    def reset(self, workers: int) -> None:
+        super().reset(workers)
         self._noise = self.noise_scale
         self._samples = 1  # of one arrival
-        self._memory: dict[int, deque[list[float]]] = {}  # live workers -> the rounds seen with so many
+        self._memory: dict[int, deque[list[float]]] = {}  # number of live workers -> the rounds seen with it
         self._is_announced = False
         self._since_change = MEMORY_ROUNDS
         self._opened_at = 0.0
@@ -98,7 +97,7 @@ class AdaptiveBackup(TimedRoundPolicy):
         self._plan(self._top, self._half(), None)
 
     def _meet(self, workers: int) -> str:
-        """From now on there are so many workers; gives why the quorum is what it is then."""
+        """Adapt to a new number of live workers; returns the reason for the quorum that follows."""
         self._n = workers
         self._memory[workers] = self._memory.pop(workers, deque(maxlen=MEMORY_ROUNDS))
         for oldest in list(self._memory)[:-MEMORIES]:
@@ -109,7 +108,7 @@ class AdaptiveBackup(TimedRoundPolicy):
         return self._start_anew("nothing is known yet")
 
     def _start_anew(self, why: str) -> str:
-        """Forget how it was decided so far, and look at all workers again, unless enough is remembered."""
+        """Reset the choice, and wait for all workers again unless enough rounds are remembered; returns the reason."""
         self._switches = self._looks = self._since_look = self._since_switch = self._since_decision = 0
         self._credit = self._rate = 0.0
         self._place = self._top
@@ -124,23 +123,23 @@ class AdaptiveBackup(TimedRoundPolicy):
         return self._memory[self._n]
 
     def _half(self) -> int:
-        """The place of half the workers."""
+        """The place at which half the workers have arrived."""
         return max(self._floor, next(place for place, count in enumerate(self._places, 1) if 2 * count >= self._n))
 
     # ------------------------------------------------------------ a round
 
     def _plan(self, target: int, base: int, wait_s: float | None) -> None:
-        """This round waits for `target` places; at most so long after place `base` (None: as long again)."""
+        """Let this round wait for place `target`, at most `wait_s` after place `base` (None: as long again)."""
         self._target, self._base, self._wait_s = target, base, wait_s
         self._times: list[float] = []
-        self._time_is_up = self._is_disturbed = False
+        self.time_is_up = self._is_disturbed = False
 
-    def _opened(self, time: float) -> list[Action]:
+    def opened(self, time: float) -> list[Action]:
         reason = None
         if self._closing:
             self._closing = False
             reason = self._take_in(time)
-        workers = len(self._live) or self._workers
+        workers = len(self.live) or self.workers
         if workers != self._n:
             reason = self._meet(workers)
         if self._warm_up:
@@ -155,46 +154,50 @@ class AdaptiveBackup(TimedRoundPolicy):
         self._is_announced = True
         return [Choose(self.quorum, self._reason)]
 
-    def _arrived(self, time: float, ticket: Ticket) -> Iterable[Action]:
-        version = self._version
+    def arrived(self, time: float, ticket: Ticket) -> Iterable[Action]:
+        version = self.version
         if ticket.version == version:
             self._samples = max(self._samples, ticket.samples)  # the last batch of an epoch may be small
             reached = len(self._times)
-            if reached < self._top and len(self._arrivals) + 1 == self._places[reached]:
+            if reached < self._top and len(self.arrivals) + 1 == self._places[reached]:
                 self._times.append(time - self._opened_at)
-        actions = super()._arrived(time, ticket)
-        just_there = ticket.version == version == self._version and len(self._times) == self._base < self._target
-        if just_there and self._places[self._base - 1] == len(self._arrivals):
+        actions = super().arrived(time, ticket)
+        just_there = ticket.version == version == self.version and len(self._times) == self._base < self._target
+        if just_there and self._places[self._base - 1] == len(self.arrivals):
             wait_s = self._times[-1] if self._wait_s is None else self._wait_s
             looking = self._warm_up or self._target > self._place
             return [*actions, SetTimer(time + wait_s, version, "looking further" if looking else "more than expected")]
         return actions
 
-    def _why(self) -> str:
-        have = len(self._arrivals)
+    def why(self) -> str:
+        have = len(self.arrivals)
         if have >= self.per_update:
             return "quorum reached" if self._target == self._place else "looked further"
-        if self._idle:
-            return super()._why() if have <= self.quorum else "looked further, all that was left of the epoch"
-        if self._time_is_up:
+        if self.idle:
+            return super().why() if have <= self.quorum else "looked further, all that was left of the epoch"
+        if self.time_is_up:
             return "time is up" if have < self.quorum else "looked further, time is up"
         return "all live workers are in"
 
-    def _close(self, time: float) -> Iterable[Action]:
+    def close(self, time: float) -> Iterable[Action]:
         self._closing = True
-        self._is_disturbed |= bool(self._idle or self._must)
-        return super()._close(time)
+        self._is_disturbed |= bool(self.idle or self._must)
+        return super().close(time)
 
-    def _joined(self, time: float, worker: int) -> list[Action]:
-        actions = super()._joined(time, worker)
+    def joined(self, time: float, worker: int) -> list[Action]:
+        actions = super().joined(time, worker)
         self._is_disturbed |= time > self._opened_at
         return actions
 
-    def _lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> Iterable[Action]:
+    def lost(self, time: float, worker: int, tickets: tuple[int, ...]) -> Iterable[Action]:
         self._is_disturbed = True
-        return super()._lost(time, worker, tickets)
+        return super().lost(time, worker, tickets)
 
-    def _learned(self, noise_scale: float) -> list[Action]:
+    def withdrawn(self, time: float, ticket: Ticket) -> list[Action]:
+        self._is_disturbed = True
+        return super().withdrawn(time, ticket)
+
+    def learned(self, noise_scale: float) -> list[Action]:
         if self.noise_scale is None:
             self._noise = noise_scale
         return []
@@ -202,10 +205,10 @@ class AdaptiveBackup(TimedRoundPolicy):
     # ------------------------------------------------------------ learning from a round
 
     def _take_in(self, time: float) -> str | None:
-        """Remember the round that has closed; gives the reason where another quorum follows from it."""
+        """Remember the round that has closed; returns the reason if the quorum changes, else None."""
         reached, closed = len(self._times), time - self._opened_at
-        whole = reached >= self._target or self._time_is_up
-        if self._is_disturbed or not whole or not reached or len(self._live) != self._n:
+        whole = reached >= self._target or self.time_is_up
+        if self._is_disturbed or not whole or not reached or len(self.live) != self._n:
             return None
         self._rounds.append([self._target, closed, *self._times])
         self._since_look += 1
@@ -225,7 +228,7 @@ class AdaptiveBackup(TimedRoundPolicy):
         return None
 
     def _pay(self, closed: float, looked_to: int | None) -> None:
-        """Looking further costs the progress that its time would have made, less what it brought."""
+        """Account for looking further: it costs the progress of the extra time, less the progress that it brought."""
         here = self._gain(self._place)
         self._credit += self.explore * here
         if looked_to is not None:
@@ -235,10 +238,10 @@ class AdaptiveBackup(TimedRoundPolicy):
         self._credit = min(max(self._credit, -here), self._gain(self._top))
 
     def _cluster_has_changed(self, looked: bool) -> bool:
-        """Whether the last rounds are of another world than those before, which are then forgotten."""
+        """Whether the last rounds differ from the rounds before; if so, all rounds are forgotten."""
         found = False
-        # While few rounds are remembered their means follow by themselves; and a cluster that changes again and again
-        # is one that is uneven in time.
+        # With few remembered rounds, the means follow a change by themselves. A cluster that changes again and again
+        # is merely uneven in time, so a change is not looked for soon after another.
         if min(2 * len(self._rounds), self._since_change) < MEMORY_ROUNDS:
             return False
         if self._since_switch % TEST_EVERY == 0:
@@ -261,7 +264,7 @@ class AdaptiveBackup(TimedRoundPolicy):
         return 1.0 / (1.0 + self._noise / (count * self._samples))
 
     def _rates(self, careful_from: int) -> list[float]:
-        """Progress a second with each place as the quorum; 0 where it may not be, or where nothing is known."""
+        """Progress a second with each place as the quorum; 0 for a place below `least` or of unknown time."""
         times = means(gaps(self._rounds, self._top), careful_from)
         return [
             0.0 if time is None or place < self._floor else self._gain(place) / max(time, 1e-12)
@@ -283,7 +286,7 @@ class AdaptiveBackup(TimedRoundPolicy):
         best = 1 + max(range(self._top), key=rates.__getitem__)
         if best == here:
             return None
-        # Everything is known of lower quorums. Higher ones may turn out to be worse: they are tried ever less often.
+        # The times of lower quorums are known. A higher quorum may turn out worse, so it is tried ever less often.
         if self._since_switch < DWELL_ROUNDS * (1 if best < here else (1 + self._switches) ** 2):
             return None
         if rates[best - 1] < (1 + MARGIN) * now:
@@ -294,7 +297,7 @@ class AdaptiveBackup(TimedRoundPolicy):
         return self._explain(rates, here)
 
     def _explain(self, rates: list[float], before: int | None = None) -> str:
-        """A choice in words: what it promises, and what the next best would."""
+        """The reason of a choice: its expected rate, and that of the quorum before or the next best."""
         place = self._place
         if before is None:
             others = [other for other in range(1, self._top + 1) if other != place and rates[other - 1] > 0]
@@ -311,14 +314,16 @@ class AdaptiveBackup(TimedRoundPolicy):
 
     @property
     def _look_every(self) -> int:
-        """Rounds from one look further to the next: the more are remembered, the fewer are needed."""
+        """Rounds from one look to the next: the more looks are remembered, the fewer are needed."""
         return LOOK_EVERY * (1 + sum(one[0] > self._place for one in self._rounds) // ENOUGH_LOOKS)
 
     def _look_further(self) -> tuple[int, int, float | None]:
-        """What the next round waits for: the quorum, or what comes after it for as long as that may be worth it."""
+        """The arguments of `_plan` for the next round: the quorum, or a later place for as long as it may be worth."""
         place = self._place
         ordinary: tuple[int, int, float | None] = place, place, None
-        if len(self._rounds) < YOUNG_ROUNDS and self._rate:  # a first choice may be far off: no round need show it all
+        if (
+            len(self._rounds) < YOUNG_ROUNDS and self._rate
+        ):  # a first choice may be far off, so rounds have a time limit
             ordinary = place, min(place, self._half()), GUARD * self._gain(place) / self._rate
         if place == self._top or self._since_look + 1 < LOOK_EVERY or not self._rate:
             return ordinary

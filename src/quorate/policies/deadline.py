@@ -1,4 +1,4 @@
-"""A time-out instead of backups: a round closes at its quorum or when its time is up."""
+"""A timeout instead of backups: a round closes at its quorum or when its time is up."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
+from typing import Any
 
 from quorate.errors import BadInput, check_at_least
 from quorate.events import Action, SetTimer, Ticket
-from quorate.policies._timed_rounds import TimedRoundPolicy
+from quorate.policies.base import check_quorum
+from quorate.policies.rounds import TimedRoundPolicy
 
 WARM_UP_ROUNDS = 5  # rounds that wait for the whole quorum before a learned limit is trusted
 WINDOW_ROUNDS = 25  # rounds that a learned limit remembers
@@ -18,13 +20,12 @@ WINDOW_ROUNDS = 25  # rounds that a learned limit remembers
 class Deadline(TimedRoundPolicy):
     """A round closes at `quorum` arrivals (default: all workers) or after `limit` seconds.
 
-    Without a `limit` it is learned: `slack` times the time in which half of the workers usually arrive. The
-    median is used because it stays known although the slowest are never timed: they are cut off. When time
-    is up before `minimum` arrivals (default: half the quorum) are in, the round waits for those.
+    Without a `limit`, the policy learns it: `slack` times the time in which half of the workers usually arrive. The
+    median is used because it stays known although the slowest workers are cut off, and so never timed. If time
+    is up before `minimum` arrivals (default: half the quorum) are in, the round waits for `minimum` arrivals.
     """
 
     name = "deadline"
-    parameters = ("limit", "quorum", "minimum", "slack", "late")
 
     def __init__(
         self,
@@ -46,33 +47,33 @@ class Deadline(TimedRoundPolicy):
 
     def check(self, workers: int) -> None:
         super().check(workers)
-        if self.quorum is not None and self.quorum > workers:
-            raise BadInput(
-                f"quorum is {self.quorum}, but the run has {workers} workers: "
-                f"a quorum above the workers is never reached; lower it or add workers"
-            )
         quorum = workers if self.quorum is None else self.quorum
+        check_quorum(quorum, workers)
         if self.minimum is not None and self.minimum > quorum:
             raise BadInput(f"minimum is {self.minimum}, but the quorum is {quorum}; lower the minimum")
 
+    @classmethod
+    def from_workers(cls, quorum: int, backups: int) -> dict[str, Any]:
+        return {"quorum": quorum} if backups else {}
+
     @property
     def per_update(self) -> int:
-        return self._workers if self.quorum is None else self.quorum
+        return self.workers if self.quorum is None else self.quorum
 
     @property
     def needed(self) -> int:
         return math.ceil(self.per_update / 2) if self.minimum is None else self.minimum
 
-    def _reset(self, workers: int) -> None:
-        super()._reset(workers)
+    def reset(self, workers: int) -> None:
+        super().reset(workers)
         self._opened_at = 0.0
         self._half_times: deque[float] = deque(maxlen=WINDOW_ROUNDS)
 
-    def _opened(self, time: float) -> list[Action]:
+    def opened(self, time: float) -> list[Action]:
         self._opened_at = time
-        self._time_is_up = False
+        self.time_is_up = False
         limit, reason = self._limit_now()
-        return [] if limit is None else [SetTimer(time + limit, self._version, reason)]
+        return [] if limit is None else [SetTimer(time + limit, self.version, reason)]
 
     def _limit_now(self) -> tuple[float | None, str]:
         if self.limit is not None:
@@ -81,14 +82,14 @@ class Deadline(TimedRoundPolicy):
             return None, "still learning"
         return self.slack * median(self._half_times), "learned limit"
 
-    def _arrived(self, time: float, ticket: Ticket) -> Iterable[Action]:
-        if ticket.version == self._version and len(self._arrivals) + 1 == (len(self._live) + 1) // 2:
+    def arrived(self, time: float, ticket: Ticket) -> Iterable[Action]:
+        if ticket.version == self.version and len(self.arrivals) + 1 == (len(self.live) + 1) // 2:
             self._half_times.append(time - self._opened_at)
-        return super()._arrived(time, ticket)
+        return super().arrived(time, ticket)
 
-    def _why(self) -> str:
-        if self._time_is_up and self.needed <= len(self._arrivals) < self.per_update:
+    def why(self) -> str:
+        if self.time_is_up and self.needed <= len(self.arrivals) < self.per_update:
             return "time is up"
-        if self._idle or len(self._arrivals) >= self.per_update:
-            return super()._why()
+        if self.idle or len(self.arrivals) >= self.per_update:
+            return super().why()
         return "all live workers are in"

@@ -1,1 +1,1 @@
-"""What runs came to, side by side: rows, tables and figures. Computed from metrics, and so from traces."""
+"""Results of runs: comparison tables and figures, the report page, and the live view. All of it comes from traces."""

@@ -1,28 +1,56 @@
-"""Several runs of one task, side by side: one row a run, all against the first."""
+"""Comparison of several runs of one task: one row per run, with speed-ups over the first run."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from quorate.trace import works_ahead
 
 if TYPE_CHECKING:
     from quorate.conditions import Until
     from quorate.metrics import Metrics
 
 
+def finite(value: Any) -> Any:
+    """The same value with null in place of NaN and Inf, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def command_to_go_on(run: Path, again: str = "") -> str:
+    """The command that resumes a run. again: options that are not recorded, each with a leading space."""
+    return f"quorate train --resume {shlex.quote(str(run))}{again}"
+
+
 REAL, VIRTUAL = "real", "virtual"
 
 
 def seconds_are(header: dict[str, Any]) -> str:
-    """Whether a run's seconds are those of a clock on the wall or simulated ones."""
+    """Whether the seconds of a run are wall-clock time (REAL) or simulated time (VIRTUAL)."""
     return VIRTUAL if header["engine"]["name"] == "simulated" else REAL
 
 
+def subject(header: dict[str, Any]) -> str:
+    """The task of a run, as a phrase after the name of the policy."""
+    if header.get("task"):
+        return f"on {header['task']}"
+    return "in a script of its own" if works_ahead(header) else "without gradients"
+
+
 def policy_label(policy: dict[str, Any], workers: Any) -> str:
-    """A policy with its numbers, as a table or a legend shows it; `policy` is what a trace's header says of it."""
+    """A policy with its numbers, for tables and legends; `policy` is the entry of a trace's header."""
     name = policy.get("name", "unknown policy")
     if policy.get("quorum") is not None and policy.get("backups") is not None:
         return f"{name} {policy['quorum']}+{policy['backups']}"
@@ -33,13 +61,13 @@ def policy_label(policy: dict[str, Any], workers: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ComparedRun:
     """One run of a comparison."""
 
-    name: str  # its key, and the name of its folder
-    label: str  # how a table or a legend calls it
+    name: str  # key, and name of the folder
+    label: str  # in tables and legends
     metrics: Metrics
-    broke_off: str | None = None  # why it came to no end of its own
+    broke_off: str | None = None  # error message of a run that broke off
     kth_arrivals: list[list[float]] = field(default_factory=list)  # [k-1]: seconds to the k-th arrival, per round
 
     @property
@@ -49,22 +77,22 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The numbers of one run that a comparison is about."""
+    """The figures of one run in a comparison."""
 
     name: str
     label: str
     time_to_target_s: float | None
-    speed_up: float | None  # against the first run: in time to the target, or without one in samples per second
-    measure: str | None  # the one that is compared (None: the training loss)
+    speed_up: float | None  # over the first run: by time to the target, or by samples per second if there is no target
+    measure: str | None  # the compared measure; None: the training loss
     final: float | None  # of the last version
-    best: float | None  # of the best evaluation on the way
+    best: float | None  # of all evaluations
     updates: int
     seconds: float
     samples_per_s: float | None
     staleness_mean: float
     staleness_max: int
     dropped_share: float  # of ended tickets
-    wasted_share: float  # of the workers' time: spent on what was not applied
+    wasted_share: float  # of the workers' time: spent on gradients that were not applied
     waiting_share: float  # of the workers' time: spent without work
     bytes_sent: int
     bytes_used_share: float | None
@@ -72,15 +100,12 @@ class Row:
 
 
 def time_to(metrics: Metrics, target: Until) -> float | None:
-    """Seconds to the first evaluation for which the target holds; None if it never does."""
-    for evaluation in metrics.evaluations:
-        if target.holds(evaluation.measures):
-            return evaluation.time
-    return None
+    """Seconds to the first evaluation that meets the target; None if none does."""
+    return next((one.time for one in metrics.evaluations if target.holds(one.measures)), None)
 
 
-def measure_of(outcomes: Sequence[Outcome], target: Until | None) -> str | None:
-    """The measure that the comparison is about: the target's, else the task's first."""
+def measure_of(outcomes: Sequence[ComparedRun], target: Until | None) -> str | None:
+    """The compared measure: that of the target, else the first of the task."""
     if target is not None:
         return target.name
     for outcome in outcomes:
@@ -89,8 +114,8 @@ def measure_of(outcomes: Sequence[Outcome], target: Until | None) -> str | None:
     return None
 
 
-def make_rows(outcomes: Sequence[Outcome], target: Until | None) -> list[Row]:
-    """One row a run, in their order."""
+def make_rows(outcomes: Sequence[ComparedRun], target: Until | None) -> list[Row]:
+    """One row per run, in the order of the runs."""
     measure = measure_of(outcomes, target)
     rows: list[Row] = []
     first: tuple[float | None, float | None] | None = None
@@ -136,7 +161,7 @@ def make_rows(outcomes: Sequence[Outcome], target: Until | None) -> list[Row]:
 
 
 def csv_text(rows: Sequence[Row]) -> str:
-    """The rows as a CSV file, numbers in full."""
+    """The rows as CSV, with numbers in full precision."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     names = list(Row.__dataclass_fields__)
@@ -146,7 +171,7 @@ def csv_text(rows: Sequence[Row]) -> str:
     return file.getvalue()
 
 
-def summary_of(outcomes: Sequence[Outcome], target: Until | None) -> dict[str, Any]:
+def summary_of(outcomes: Sequence[ComparedRun], target: Until | None) -> dict[str, Any]:
     """The comparison as JSON values."""
     runs: dict[str, Any] = {}
     for outcome in outcomes:

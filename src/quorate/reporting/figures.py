@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.errors import BadInput, QuorateError
-from quorate.reporting.comparison import VIRTUAL, Outcome, measure_of, seconds_are, time_to
+from quorate.reporting.comparison import VIRTUAL, ComparedRun, measure_of, seconds_are, time_to
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quorate.conditions import Until
 
 FORMATS = (".png", ".svg", ".pdf")
-# Okabe and Ito's palette: told apart by nearly everyone. A policy has the same colour in every figure.
+# The palette of Okabe and Ito, which colour-blind readers can tell apart. A policy has one colour in all figures.
 COLOURS = {
     "full-sync": "#0072B2",
     "backup": "#D55E00",
@@ -26,7 +26,7 @@ COLOURS = {
     "k-batch": "#56B4E9",
     "delayed": "#000000",
     "deadline": "#7F7F7F",
-    "adaptive": "#882255",  # not theirs, but as far from all of them
+    "adaptive": "#882255",  # not from the palette, but distinct from all of its colours
 }
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
@@ -42,22 +42,22 @@ STYLE: dict[Any, Any] = {
 
 
 class MissingLibrary(QuorateError):  # noqa: N818 - says what to install
-    """A library that only some commands need is not there."""
+    """A library that only some commands need is not installed."""
 
 
 def check_can_draw() -> None:
-    """Say what to install before a long run, not after it."""
+    """Refuse before a long run if matplotlib is missing, not after it."""
     if find_spec("matplotlib") is None:
         raise MissingLibrary("a figure needs matplotlib, which is not installed; type: pip install matplotlib")
 
 
-def has_panels(outcomes: Sequence[Outcome]) -> bool:
+def has_panels(outcomes: Sequence[ComparedRun]) -> bool:
     """Whether there is anything to draw."""
     return any(map(_learned, outcomes)) or _timed(outcomes) is not None
 
 
-def draw_comparison(outcomes: Sequence[Outcome], target: Until | None, file: Path) -> None:
-    """Left, what was learned over time; right, what the last gradients of a full round cost."""
+def draw_comparison(outcomes: Sequence[ComparedRun], target: Until | None, file: Path) -> None:
+    """Left: loss or measure over time. Right: time to the k-th gradient in rounds that wait for all workers."""
     check_can_draw()
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -89,14 +89,14 @@ def draw_comparison(outcomes: Sequence[Outcome], target: Until | None, file: Pat
             raise BadInput(f"figure {str(file)!r} cannot be written: {error.strerror}; name another file") from error
 
 
-# ---------------------------------------------------------------- what was learned
+# ---------------------------------------------------------------- learning curves
 
 
-def _learned(outcome: Outcome) -> bool:
+def _learned(outcome: ComparedRun) -> bool:
     return bool(outcome.metrics.evaluations or outcome.metrics.loss.points)
 
 
-def _draw_learning(axes: Axes, outcomes: Sequence[Outcome], target: Until | None) -> None:
+def _draw_learning(axes: Axes, outcomes: Sequence[ComparedRun], target: Until | None) -> None:
     measure = measure_of(outcomes, target)
     seen: dict[str, int] = {}
     for outcome in outcomes:
@@ -115,25 +115,21 @@ def _draw_learning(axes: Axes, outcomes: Sequence[Outcome], target: Until | None
             target.target, color="#555555", linewidth=1, linestyle=(0, (1, 2)), label=f"target {target.target:g}"
         )
     axes.set_xlim(0, _last_second(outcomes, target))
-    axes.set_xlabel(_time_axis(outcomes[0].metrics.header))
+    engine = outcomes[0].metrics.header["engine"]
+    delays = "" if engine.get("latency") is None else ", artificial delays"
+    is_virtual = seconds_are(outcomes[0].metrics.header) == VIRTUAL
+    axes.set_xlabel("virtual seconds" if is_virtual else f"seconds (real processes{delays})")
     axes.set_ylabel((measure or "training loss").replace("_", " "))
 
 
-def _time_axis(header: dict[str, Any]) -> str:
-    if seconds_are(header) == VIRTUAL:
-        return "virtual seconds"
-    delays = "" if header["engine"]["latency"] is None else ", artificial delays"
-    return f"seconds (real processes{delays})"
-
-
-def _last_second(outcomes: Sequence[Outcome], target: Until | None) -> float:
-    """Where the time axis ends: runs that reached the target are shown until a while after it, others to their end."""
+def _last_second(outcomes: Sequence[ComparedRun], target: Until | None) -> float:
+    """End of the time axis: 1.3 times the time to the target for runs that reached it, the whole run for others."""
     reached = [None if target is None else time_to(outcome.metrics, target) for outcome in outcomes]
     ends = [outcome.metrics.seconds for outcome in outcomes]
     return max(end if first is None else min(end, 1.3 * first) for first, end in zip(reached, ends, strict=True)) or 1.0
 
 
-def _curve(outcome: Outcome, measure: str | None) -> tuple[list[float], list[float]]:
+def _curve(outcome: ComparedRun, measure: str | None) -> tuple[list[float], list[float]]:
     if measure is None:
         points = outcome.metrics.loss.points
         return [point[0] for point in points], [point[3] for point in points]
@@ -141,18 +137,15 @@ def _curve(outcome: Outcome, measure: str | None) -> tuple[list[float], list[flo
     return [one.time for one in found], [one.measures[measure] for one in found]
 
 
-# ---------------------------------------------------------------- what the last gradients cost
+# ---------------------------------------------------------------- arrival times
 
 
-def _timed(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The full-sync run: the only one in which every arrival of a round is waited for, and so timed."""
-    for outcome in outcomes:
-        if outcome.policy == "full-sync" and outcome.kth_arrivals:
-            return outcome
-    return None
+def _timed(outcomes: Sequence[ComparedRun]) -> ComparedRun | None:
+    """The full-sync run: only there, every gradient of a round is waited for and therefore timed."""
+    return next((one for one in outcomes if one.policy == "full-sync" and one.kth_arrivals), None)
 
 
-def _draw_arrivals(axes: Axes, timed: Outcome, outcomes: Sequence[Outcome]) -> None:
+def _draw_arrivals(axes: Axes, timed: ComparedRun, outcomes: Sequence[ComparedRun]) -> None:
     places = list(range(1, len(timed.kth_arrivals) + 1))
     means = [sum(times) / len(times) for times in timed.kth_arrivals]
     spread = [(_quantile(times, 0.1), _quantile(times, 0.9)) for times in timed.kth_arrivals]

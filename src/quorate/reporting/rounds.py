@@ -1,17 +1,18 @@
-"""When the gradients of a round arrive: one rule of what a round is, for the report, the live view and comparisons."""
+"""Arrival times within rounds, with one definition of a round for the report, the live view and comparisons."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from typing import Any, NamedTuple
 
 from quorate.metrics import KthArrivals
 from quorate.trace import Update
 
 
 class WholeRounds(KthArrivals):
-    """Arrival times of the rounds that every worker took part in.
+    """Arrival times of the rounds in which every worker took part.
 
-    The last round of an epoch takes what is left; its second arrival may be its last, and says nothing of others.
+    The last round of an epoch has fewer batches, so its arrival times are not comparable with those of whole rounds.
     """
 
     def __init__(self) -> None:
@@ -31,27 +32,56 @@ class WholeRounds(KthArrivals):
             self.times.pop()
 
 
+_MOST_ARRIVALS = 200_000  # kept of full rounds; a longer run keeps every second, fourth, … round
+
+
+class FullRound(NamedTuple):
+    """A round that waited for every worker."""
+
+    seconds: list[float]  # arrival times, ascending
+    workers: list[int]  # in the order of arrival
+    took_s: float  # from version to version
+
+
+class Waiting(NamedTuple):
+    """Seconds that full rounds spent waiting for some workers after all other workers had arrived."""
+
+    cost_s: float
+    took_s: float  # sum over these rounds
+    rounds: int
+    gradients: float  # in an update, on average
+
+
 class KthMeans:
     """Mean seconds from a version to its k-th arrival.
 
-    Rounds that ran out of batches are left out: the second arrival of a round of two says nothing of a round of
-    eight. So are updates made of stale gradients, which belong to no round. Of a fixed quorum the arrivals beyond it
-    are left out too: only rounds in which they came together with the last one have them, and those were quick.
+    Three kinds of arrivals are left out. Rounds that ran out of batches: the second arrival of a round of two is not
+    comparable with that of a round of eight. Updates from stale gradients: they belong to no round. Arrivals beyond a
+    fixed quorum: they are seen only if they coincide with the last one, so they would bias the mean downwards.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recent: int | None = None) -> None:
         self.most: int | None = None  # arrivals of a round that count; None: all
+        self.full: deque[FullRound] = deque(maxlen=recent)  # the latest `recent` rounds, or a sample of all
+        self._stride = 1
+        self._full_rounds = 0
         self.rounds = self.short_rounds = self.updates = 0
         self.sums: list[float] = []
         self.counts: list[int] = []
         self._version = 0
         self._opened_at = 0.0
-        self._seconds: list[float] = []  # of the round that is open
+        self._seconds: list[float] = []  # of the open round
+        self._workers: list[int] = []
+        self._started = 0
         self._short = False
 
-    def arrived(self, time: float, version: int) -> None:
+    def started(self, version: int) -> None:
+        self._started += version == self._version
+
+    def arrived(self, time: float, version: int, worker: int) -> None:
         if version == self._version:
             self._seconds.append(time - self._opened_at)
+            self._workers.append(worker)
 
     def exhausted(self) -> None:
         self._short = True
@@ -64,12 +94,16 @@ class KthMeans:
                 self.short_rounds += 1
             else:
                 self._keep(self._seconds[: self.most])
-        self._version, self._opened_at, self._short = update.version, time, False
-        self._seconds.clear()
+                if len(update.tickets) == len(self._seconds) == self._started > 1:
+                    self._keep_full(FullRound(self._seconds, self._workers, time - self._opened_at))
+        self._version, self._opened_at, self._short, self._started = update.version, time, False, 0
+        self._seconds, self._workers = [], []
 
     def run(self, header: dict[str, Any]) -> None:
         policy = header.get("policy") or {}
         self.most = next((policy[name] for name in ("quorum", "k") if isinstance(policy.get(name), int)), None)
+        if self.full.maxlen is not None:  # fewer rounds with many workers: the live view reads them twice a second
+            self.full = deque(maxlen=max(4, min(self.full.maxlen, _MOST_ARRIVALS // 4 // header["workers"])))
 
     def _keep(self, seconds: list[float]) -> None:
         self.rounds += 1
@@ -81,8 +115,33 @@ class KthMeans:
             self.sums[place] += one_s
             self.counts[place] += 1
 
+    def _keep_full(self, one: FullRound) -> None:
+        self._full_rounds += 1
+        if self._full_rounds % self._stride == 0:
+            self.full.append(one)
+            if self.full.maxlen is None and len(self.full) * len(one.workers) > _MOST_ARRIVALS:
+                self.full = deque(list(self.full)[1::2])
+                self._stride *= 2
+
+    def waiting_for(self, workers: set[int]) -> Waiting | None:
+        """The cost of waiting for these workers in full rounds; None if most updates are not full rounds."""
+        cost_s = took_s = 0.0
+        rounds = gradients = 0
+        for one in self.full:
+            others = [
+                after_s for after_s, worker in zip(one.seconds, one.workers, strict=True) if worker not in workers
+            ]
+            if others:
+                cost_s += one.seconds[-1] - others[-1]
+                took_s += one.took_s
+                gradients += len(one.workers)
+                rounds += 1
+        if not rounds or 2 * rounds * self._stride < min(self.updates, self.full.maxlen or self.updates):
+            return None
+        return Waiting(cost_s * self._stride, took_s * self._stride, rounds * self._stride, gradients / rounds)
+
     def means_s(self) -> list[float] | None:
-        """For k = 1, 2, …; None where the run has no rounds, as async has not."""
+        """Means for k = 1, 2, …; None if the run has no rounds, as with async."""
         if not self.rounds or 2 * (self.rounds + self.short_rounds) < self.updates:
             return None
         return [total / count for total, count in zip(self.sums, self.counts, strict=True)]

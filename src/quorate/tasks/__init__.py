@@ -1,1 +1,1 @@
-"""Ready tasks, for first runs, benchmarks and experiments."""
+"""Ready-made tasks for first runs, benchmarks and experiments."""

@@ -1,7 +1,7 @@
-"""A small transformer that foretells the next character, on all of Shakespeare's that fits into a megabyte.
+"""A small transformer that predicts the next character, on one megabyte of Shakespeare.
 
-Data: tiny-shakespeare, as A. Karpathy put it together (public domain): 1.1 million characters, 65 kinds of them. The
-last tenth is held out for the test.
+Data: tiny-shakespeare, compiled by A. Karpathy (public domain): 1.1 million characters, 65 different ones. The last
+tenth is held out for the test.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from quorate.errors import BadInput, check_at_least
-from quorate.task import Task
 from quorate.tasks.files import SingleFiles, files_of
-from quorate.tasks.schedules import RiseAndCosine
+from quorate.tasks.images import RiseAndCosine, ScheduledTask, mean_loss
 
 TINY_SHAKESPEARE = SingleFiles(
     name="tiny-shakespeare",
@@ -31,15 +30,15 @@ TINY_SHAKESPEARE = SingleFiles(
 )
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TEST_SHARE = 0.1
-#: Windows measured at a time.
+#: Samples in one batch of an evaluation.
 _AT_ONCE = 256
 
 
 @cache
 def load_shakespeare(data: str | Path | None = None) -> str:
-    """The text.
+    """The text of tiny-shakespeare.
 
-    data: the folder that has `tinyshakespeare/input.txt` (None: the variable QUORATE_DATA, then the user's cache).
+    data: the folder with `tinyshakespeare/input.txt` (None: the variable QUORATE_DATA, then the user's cache).
     """
     (file,) = files_of(TINY_SHAKESPEARE, data)
     content = file.read_bytes()
@@ -50,9 +49,9 @@ def load_shakespeare(data: str | Path | None = None) -> str:
 
 
 class CharNet(nn.Module):
-    """A transformer that sees the past only (pre-norm, learned places).
+    """A causal transformer with pre-norm and learned position embeddings.
 
-    kinds: of characters. context: characters it sees at most. width, layers, heads: its size.
+    kinds: number of different characters. context: most characters it sees. width, layers, heads: its size.
     """
 
     def __init__(self, kinds: int, context: int = 64, width: int = 128, layers: int = 3, heads: int = 4) -> None:
@@ -68,11 +67,11 @@ class CharNet(nn.Module):
         self.head = nn.Linear(width, kinds)
         for name, tensor in self.named_parameters():
             if tensor.dim() > 1:
-                # What is added to the stream is smaller by the square root of how often that is done.
+                # 2·layers outputs are added to the residual stream; each is scaled by the root of their number.
                 nn.init.normal_(tensor, std=0.02 / math.sqrt(2 * layers if name.endswith("out.weight") else 1))
 
     def forward(self, letters: Tensor) -> Tensor:
-        """From characters [n, length] as numbers to scores of the one after each, [n, length, kinds]."""
+        """From characters [n, length] as numbers to scores of the next character, [n, length, kinds]."""
         stream = self.letters(letters) + self.places[: letters.shape[1]]
         for block in self.blocks:
             stream = block(stream)
@@ -81,7 +80,7 @@ class CharNet(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Written out, since the fused backward passes do not add in the same order every time."""
+    """Causal self-attention without torch's fused kernels, whose backward passes do not sum in a fixed order."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -101,7 +100,7 @@ class _Attention(nn.Module):
 
 
 class _Block(nn.Module):
-    """Look back, then think: each adds to the stream."""
+    """Attention, then a two-layer perceptron; both add to the residual stream."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -111,19 +110,19 @@ class _Block(nn.Module):
 
     def forward(self, stream: Tensor) -> Tensor:
         stream = stream + self.attention(self.norms[0](stream))
-        thought: Tensor = stream + self.out(functional.gelu(self.inner(self.norms[1](stream))))
-        return thought
+        result: Tensor = stream + self.out(functional.gelu(self.inner(self.norms[1](stream))))
+        return result
 
 
-class CharLm(Task):
-    """The next character of tiny-shakespeare; measures are "test_loss" in nats and "bits", both per character.
+class CharLm(ScheduledTask):
+    """Predicts the next character of tiny-shakespeare; measured by "test_loss" in nats and "bits", both per character.
 
-    data: the folder of data, as of `load_shakespeare`.
-    text: another text to learn from, in place of Shakespeare's.
+    data: the data folder, as for `load_shakespeare`.
+    text: another training text.
     lr, weight_decay: of AdamW. The rate rises over `warm_up_share` of `updates` and falls to a tenth along a cosine;
-        with `updates` None it stays.
-    context, width, layers, heads: of the net. stride: characters from the start of a sample to that of the next.
-    test_samples: samples of the held-out text that are measured, evenly spread (None: all of it).
+        it is constant if `updates` is None.
+    context, width, layers, heads: of the net. stride: distance between the starts of two samples, in characters.
+    test_samples: samples of the held-out text that are evaluated, evenly spread (None: all of it).
     """
 
     batch_size = 8
@@ -163,9 +162,6 @@ class CharLm(Task):
     def model(self) -> nn.Module:
         return CharNet(len(self.letters), self.context, self.width, self.layers, self.heads)
 
-    def train_data(self) -> TensorDataset:
-        return self._train
-
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Nats per character."""
         (letters,) = batch
@@ -175,22 +171,14 @@ class CharLm(Task):
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(params, lr=self.lr, betas=(0.9, 0.99), weight_decay=self.weight_decay)
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.share_of_lr)
-
     def share_of_lr(self, version: int) -> float:
-        """What the learning rate of the next update is multiplied with, after so many."""
         return self._rise_and_fall(version)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        device = next(model.parameters()).device
-        total = 0.0
-        for letters in torch.split(self._test, _AT_ONCE):
-            total += self.loss(model, [letters.to(device)]).item() * len(letters)
-        nats = total / len(self._test)
+        nats = mean_loss(self, model, self._test, _AT_ONCE)
         return {"test_loss": nats, "bits": nats / math.log(2)}
 
 
 def windows(numbers: Tensor, context: int, stride: int) -> Tensor:
-    """Samples [n, context + 1] of a text as numbers: what is seen, and shifted by one what is foretold."""
+    """Samples [n, context + 1] of a text as numbers: the inputs, and shifted by one the targets."""
     return numbers.unfold(0, context + 1, stride).contiguous()

@@ -1,7 +1,11 @@
-"""CIFAR-10, 32×32 colour pictures of ten kinds, with two nets that load a network differently.
+"""CIFAR-10, 32×32 colour pictures of ten classes, with two nets that load the network in different ways.
 
-Data: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009: 50,000 pictures to train with, 10,000
-for the test. It is read in its original binary form: a byte for the label, then the planes red, green and blue.
+In `alexnet` dense layers hold nearly all parameters: it sends much and has little computation to overlap. In
+`googlenet` the parameters are spread over many convolutions, so it can send while it computes. A method that hides
+communication has to handle both.
+
+Data: A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009: 50,000 training and 10,000 test
+pictures. The original binary form is read: a byte for the label, then the red, green and blue planes.
 """
 
 from __future__ import annotations
@@ -17,11 +21,138 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from quorate.errors import BadInput, check_at_least, unknown_name
-from quorate.task import Task
 from quorate.tasks.files import Archive, files_of
-from quorate.tasks.images import accuracy_and_loss, shifted_and_flipped, standardised
-from quorate.tasks.nets import alexnet, googlenet
-from quorate.tasks.schedules import RiseAndCosine
+from quorate.tasks.images import (
+    RiseAndCosine,
+    ScheduledTask,
+    accuracy_and_loss,
+    first_samples,
+    shifted_and_flipped,
+    standardised,
+    use_precision,
+)
+
+#: Channels at width 1: the stem, then the branches of each block (1×1, before 3×3, 3×3, before 5×5, 5×5, after pool).
+_STEM = 40
+_BLOCKS: tuple[tuple[tuple[int, int, int, int, int, int], ...], ...] = (
+    ((32, 32, 48, 8, 16, 16), (40, 40, 64, 12, 24, 24)),  # 16×16
+    ((64, 64, 112, 20, 48, 48), (80, 72, 128, 20, 48, 48), (96, 80, 144, 24, 56, 56)),  # 8×8
+    ((112, 96, 176, 28, 64, 64), (128, 104, 192, 32, 72, 72), (144, 112, 208, 32, 80, 80)),  # 4×4
+)
+
+
+def alexnet(classes: int = 10, width: float = 1.0, dense: int = 768, dropout: float = 0.0) -> nn.Module:
+    """Five convolutions with few parameters, then two large dense layers: 2.1M parameters, 86 % of them dense.
+
+    classes: number of scores.
+    width: multiplies the channels of the convolutions.
+    dense: units of each of the two dense layers, which set the number of parameters.
+    dropout: probability of dropping a unit of the dense layers (0: the net draws no random numbers).
+    """
+    check_net(classes, width)
+    check_at_least("dense", dense, 1)
+    if not 0.0 <= dropout < 1.0:
+        raise BadInput(f"dropout is {dropout}, but a chance to be left out is at least 0 and below 1")
+    first, second = scaled_channels(48, width), scaled_channels(96, width)
+    drop = (nn.Dropout(dropout),) if dropout else ()
+    net = nn.Sequential(
+        nn.Conv2d(3, first, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(second, second, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(second, second, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(second, second, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(second * 4 * 4, dense),
+        nn.ReLU(),
+        *drop,
+        nn.Linear(dense, dense),
+        nn.ReLU(),
+        *drop,
+        nn.Linear(dense, classes),
+    )
+    return _start_values(net)
+
+
+def googlenet(classes: int = 10, width: float = 1.0, batch_norm: bool = False) -> nn.Module:
+    """A stem, eight inception blocks and a mean over the picture: 1.7M parameters in 50 layers of moderate size.
+
+    classes: number of scores.
+    width: multiplies all channels; parameters grow with its square.
+    batch_norm: BatchNorm after every convolution. Without it no buffers have to be synchronised between workers.
+    """
+    check_net(classes, width)
+    channels = scaled_channels(_STEM, width)
+    layers: list[nn.Module] = [*_convolution(3, channels, 3, batch_norm)]
+    for stage in _BLOCKS:
+        layers.append(nn.MaxPool2d(2))
+        for branches in stage:
+            block = Inception(channels, [scaled_channels(count, width) for count in branches], batch_norm)
+            layers.append(block)
+            channels = block.channels
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+    return _start_values(nn.Sequential(*layers))
+
+
+class Inception(nn.Module):
+    """Four parallel branches: 1×1, 3×3, 5×5 and a maximum over 3×3 (Szegedy et al. 2015).
+
+    branches: channels of 1×1, before 3×3, 3×3, before 5×5, 5×5, and after the maximum.
+    """
+
+    def __init__(self, channels: int, branches: list[int], batch_norm: bool = False) -> None:
+        super().__init__()
+        one, before_three, three, before_five, five, pooled = branches
+        self.channels = one + three + five + pooled  # of the output
+        self.one = nn.Sequential(*_convolution(channels, one, 1, batch_norm))
+        self.three = nn.Sequential(
+            *_convolution(channels, before_three, 1, batch_norm), *_convolution(before_three, three, 3, batch_norm)
+        )
+        self.five = nn.Sequential(
+            *_convolution(channels, before_five, 1, batch_norm), *_convolution(before_five, five, 5, batch_norm)
+        )
+        self.pooled = nn.Sequential(
+            nn.MaxPool2d(3, stride=1, padding=1), *_convolution(channels, pooled, 1, batch_norm)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Pictures [n, channels, h, w] to [n, self.channels, h, w]."""
+        return torch.cat([self.one(images), self.three(images), self.five(images), self.pooled(images)], 1)
+
+
+def _convolution(channels: int, out: int, size: int, batch_norm: bool) -> list[nn.Module]:
+    convolution = nn.Conv2d(channels, out, size, padding=size // 2, bias=not batch_norm)
+    return [convolution, *([nn.BatchNorm2d(out)] if batch_norm else []), nn.ReLU()]
+
+
+def _start_values(net: nn.Module) -> nn.Module:
+    """Initial weights with which deep nets learn from the start (He et al. 2015); torch's are smaller by √6."""
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    last = [layer for layer in net.modules() if isinstance(layer, nn.Linear)][-1]
+    nn.init.normal_(last.weight, std=0.01)  # so that the first scores are nearly equal and the loss is ln(classes)
+    return net
+
+
+def scaled_channels(count: int, width: float) -> int:
+    return max(1, round(count * width))
+
+
+def check_net(classes: int, width: float) -> None:
+    check_at_least("classes", classes, 2)
+    if not 0.0 < width < float("inf"):
+        raise BadInput(f"width is {width}, but it multiplies the channels; give a number above 0")
+
 
 _BATCHES = 5
 _PICTURES, _PICTURE_BYTES = 10_000, 3 * 32 * 32
@@ -35,11 +166,11 @@ CIFAR10 = Archive(
     ),
     sizes_bytes=(_PICTURES * (1 + _PICTURE_BYTES),) * (_BATCHES + 1),
 )
-#: Of the training pictures, channel by channel, in 0..1.
+#: Of each channel of the training pictures, for values in 0..1.
 MEANS = (0.4914, 0.4822, 0.4465)
 DEVIATIONS = (0.2470, 0.2435, 0.2616)
 
-#: What a task is told of its data.
+#: Argument of a task: the data folder, or the training and the test data.
 Data = str | Path | tuple[TensorDataset, TensorDataset] | None
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -49,7 +180,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {"alexnet": alexnet, "googlenet": par
 def load_cifar10(data: str | Path | None = None) -> tuple[TensorDataset, TensorDataset]:
     """Training and test data: pictures as bytes [n, 3, 32, 32], and labels [n].
 
-    data: the folder that has `cifar-10-batches-bin` (None: the variable QUORATE_DATA, then the user's cache).
+    data: the folder with `cifar-10-batches-bin` (None: the variable QUORATE_DATA, then the user's cache).
     """
     return _load(tuple(files_of(CIFAR10, data)))
 
@@ -62,7 +193,7 @@ def _load(files: tuple[Path, ...]) -> tuple[TensorDataset, TensorDataset]:
 
 
 def read_binary(file: Path) -> tuple[Tensor, Tensor]:
-    """Pictures [n, 3, 32, 32] in bytes and labels [n] of one file in the original form."""
+    """Pictures [n, 3, 32, 32] as bytes and labels [n] of one original file."""
     content = bytearray(file.read_bytes())
     if not content or len(content) % (1 + _PICTURE_BYTES):
         raise BadInput(f"{str(file)!r} has {len(content)} bytes, which are no whole pictures of {1 + _PICTURE_BYTES}")
@@ -73,18 +204,18 @@ def read_binary(file: Path) -> tuple[Tensor, Tensor]:
     return table[:, 1:].reshape(-1, 3, 32, 32), labels
 
 
-class Cifar10(Task):
-    """One of two nets on CIFAR-10; test accuracy and test loss are its measures.
+class Cifar10(ScheduledTask):
+    """One of two nets on CIFAR-10, measured by test accuracy and test loss.
 
     net: "alexnet" (2.1M parameters, most in dense layers) or "googlenet" (1.7M in 50 layers, with BatchNorm).
-    data: the folder of data (None: the variable QUORATE_DATA, then the user's cache; fetched where it is missing), or
-        the training and the test data themselves, as `load_cifar10` gives them.
-    lr, momentum, weight_decay: of SGD with Nesterov's momentum. The learning rate is the highest of the schedule.
-    updates: the length of the training, over which the learning rate rises for the first `warm_up_share` and falls
-        to nothing along a cosine; None: it stays as it is.
+    data: the data folder (None: the variable QUORATE_DATA, then the user's cache; downloaded if missing), or the
+        training and the test data as `load_cifar10` returns them.
+    lr, momentum, weight_decay: of SGD with Nesterov's momentum. `lr` is the peak of the schedule.
+    updates: the length of the training. The learning rate rises over its first `warm_up_share` and falls to 0 along a
+        cosine; None: it is constant.
     augment: shift and mirror the training pictures.
-    precision: "float32", "tf32" or "bfloat16": what a GPU computes products in (None: as torch is set).
-    train_samples, test_samples: use the first so many only, for quick looks.
+    precision: "float32", "tf32" or "bfloat16", in which a GPU computes products (None: torch's setting).
+    train_samples, test_samples: use only this many first samples, for quick runs.
     """
 
     batch_size = 64
@@ -112,16 +243,12 @@ class Cifar10(Task):
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self._rise_and_fall = RiseAndCosine(updates, warm_up_share)
         train, test = data if isinstance(data, tuple) else load_cifar10(data)
-        self._train = _first(train, train_samples, "train_samples")
-        self._test = _first(test, test_samples, "test_samples")
+        self._train = first_samples(train, train_samples, "train_samples")
+        self._test = first_samples(test, test_samples, "test_samples")
 
     def model(self) -> nn.Module:
-        if self.precision is not None:
-            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
+        use_precision(self.precision)
         return NETS[self.net]()
-
-    def train_data(self) -> TensorDataset:
-        return self._train
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         images, labels = batch
@@ -134,11 +261,7 @@ class Cifar10(Task):
             params, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=self.momentum > 0
         )
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.share_of_lr)
-
     def share_of_lr(self, version: int) -> float:
-        """What the learning rate of the next update is multiplied with, after so many."""
         return self._rise_and_fall(version)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
@@ -153,12 +276,3 @@ class Cifar10(Task):
         with torch.autocast("cuda", torch.bfloat16, enabled=images.is_cuda and self.precision == "bfloat16"):
             scores: Tensor = model(inputs)
             return scores
-
-
-def _first(data: TensorDataset, samples: int | None, name: str) -> TensorDataset:
-    if samples is None:
-        return data
-    check_at_least(name, samples, 1)
-    if samples > len(data):
-        raise BadInput(f"{name} is {samples}, but there are {len(data)}")
-    return TensorDataset(*(tensor[:samples] for tensor in data.tensors))

@@ -1,4 +1,4 @@
-"""Where the data of ready tasks lies, and how it gets there: given by the user, or fetched and checked."""
+"""Data files of the ready-made tasks: given by the user, or downloaded and checked."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pathlib import Path
 
 from quorate.errors import BadInput
 
-#: The folder of data, where no argument names one.
+#: Environment variable with the data folder, used if no argument names one.
 VARIABLE = "QUORATE_DATA"
-_WAIT_S = 10.0  # for each answer of the server
+_TIMEOUT_S = 10.0  # for each response of the server
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A tar file that is published somewhere, and the files in it that a task needs.
+    """A published tar file, and the members of it that a task needs.
 
-    name: of the data, in messages.
-    url, md5: where it is, and what it must be.
-    files: names of the wanted members, which are also their places below the folder of data.
-    sizes_bytes: what each of them has.
+    name: of the data, for messages.
+    md5: of the tar file.
+    files: names of the members, which are also their paths below the data folder.
+    sizes_bytes: of the members.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Archive:
 
 @dataclass(frozen=True)
 class SingleFiles:
-    """Files that are published one by one in the same place.
+    """Files that are published one by one under the same URL.
 
-    name: of the data, in messages.
-    url: of the place, to which the file's own name is added.
-    files: their places below the folder of data.
-    md5s, sizes_bytes: what each of them must be.
+    name: of the data, for messages.
+    url: without the file's own name, which is appended.
+    files: paths below the data folder.
+    md5s, sizes_bytes: of the files.
     """
 
     name: str
@@ -53,7 +53,6 @@ class SingleFiles:
     sizes_bytes: tuple[int, ...]
 
     def url_of(self, name: str) -> str:
-        """Where one of them is."""
         return f"{self.url.rstrip('/')}/{Path(name).name}"
 
 
@@ -61,7 +60,7 @@ Published = Archive | SingleFiles
 
 
 def data_folder(given: str | Path | None = None) -> Path:
-    """The folder of data: the one given, the one that QUORATE_DATA names, or one in the user's cache."""
+    """The data folder: the given one, the one that QUORATE_DATA names, or one in the user's cache."""
     if given is not None:
         return Path(given)
     if os.environ.get(VARIABLE):
@@ -71,7 +70,7 @@ def data_folder(given: str | Path | None = None) -> Path:
 
 
 def files_of(archive: Published, given: str | Path | None = None) -> list[Path]:
-    """The data's files below the folder of data, fetched if one is missing. Each has the size it must have."""
+    """The paths of the data's files, downloaded if one is missing. Their sizes are checked."""
     folder = data_folder(given)
     found = _files_in(archive, folder)
     missing = [name for name, file in zip(archive.files, found, strict=True) if not file.is_file()]
@@ -90,7 +89,7 @@ def files_of(archive: Published, given: str | Path | None = None) -> list[Path]:
 
 
 def _files_in(archive: Published, folder: Path) -> list[Path]:
-    """Their places. The folder may also be the innermost one, which holds them directly."""
+    """The paths of the files. The given folder may also be the innermost one, which holds them directly."""
     direct = [folder / Path(name).name for name in archive.files]
     return direct if all(file.is_file() for file in direct) else [folder / name for name in archive.files]
 
@@ -108,9 +107,9 @@ def _fetch(archive: Published, folder: Path, missing: Sequence[str]) -> None:
                 md5s = dict(zip(archive.files, archive.md5s, strict=True))
                 for name in missing:
                     _fetch_one(archive, archive.url_of(name), md5s[name], Path(scratch) / Path(name).name, folder)
-                for name in missing:  # all of them or none
-                    _put(Path(scratch) / Path(name).name, folder / name)
-    except OSError as error:  # URLError and time-outs are of this kind
+                for name in missing:  # a second loop, so that a failed download leaves no partial data
+                    _move(Path(scratch) / Path(name).name, folder / name)
+    except OSError as error:  # includes URLError and timeouts
         if is_new and folder.is_dir():
             folder.rmdir()
         reason = getattr(error, "reason", error)
@@ -122,9 +121,9 @@ def _fetch(archive: Published, folder: Path, missing: Sequence[str]) -> None:
 
 
 def _fetch_one(archive: Published, url: str, md5: str, place: Path, folder: Path) -> None:
-    """What an address gives, which must be what it should be."""
-    with urllib.request.urlopen(url, timeout=_WAIT_S) as answer, place.open("wb") as file:
-        shutil.copyfileobj(answer, file)
+    """Download a file and check its md5."""
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response, place.open("wb") as file:
+        shutil.copyfileobj(response, file)
     with place.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != md5:
@@ -135,7 +134,7 @@ def _fetch_one(archive: Published, url: str, md5: str, place: Path, folder: Path
 
 
 def _unpack(archive: Archive, packed: Path, folder: Path, scratch: Path) -> None:
-    """Only the wanted members, by their names; each is in its place whole or not at all."""
+    """Extract the members that the task needs. Each is moved into place only when it is complete."""
     with tarfile.open(packed) as tar:
         for name in archive.files:
             member = tar.extractfile(name)
@@ -143,24 +142,21 @@ def _unpack(archive: Archive, packed: Path, folder: Path, scratch: Path) -> None
             whole = scratch / Path(name).name
             with member, whole.open("wb") as file:
                 shutil.copyfileobj(member, file)
-            _put(whole, folder / name)
+            _move(whole, folder / name)
 
 
-def _put(whole: Path, place: Path) -> None:
+def _move(file: Path, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    whole.replace(place)
+    file.replace(place)
 
 
 def _remedy(archive: Published, folder: Path) -> str:
-    place = folder / archive.files[0]
-    what = f"unpack {archive.url}" if isinstance(archive, Archive) else f"get {_listed(archive)}"
-    there = f"{str(place)!r} {'and the others are' if len(archive.files) > 1 else 'is'} there"
+    if isinstance(archive, Archive):
+        action = f"unpack {archive.url}"
+    else:
+        action = f"get {', '.join(Path(name).name for name in archive.files)} of {archive.url}"
+    verb = "and the others are" if len(archive.files) > 1 else "is"
     return (
-        f"{what} so that {there}, "
+        f"{action} so that {str(folder / archive.files[0])!r} {verb} there, "
         f"or name the folder that has them: data=…, --data of an experiment, or the variable {VARIABLE}"
     )
-
-
-def _listed(published: SingleFiles) -> str:
-    names = [Path(name).name for name in published.files]
-    return f"{', '.join(names)} of {published.url}"

@@ -1,8 +1,8 @@
-"""An Inception net for CIFAR-10, trained as Chen et al. (2016) train theirs on ImageNet.
+"""An Inception net for CIFAR-10, trained as Chen et al. (2016) train Inception on ImageNet.
 
 The blocks are those of Inception v3 (Szegedy et al. 2016), fewer and narrower, for pictures of 32×32: 5×5 as two 3×3,
-then 7×7 as 1×7 and 7×1, then 3×3 as 1×3 beside 3×1; BatchNorm after every convolution. RMSProp with momentum; the
-learning rate falls exponentially with the epochs.
+then 7×7 as 1×7 and 7×1, then 3×3 as 1×3 beside 3×1, with BatchNorm after every convolution. The optimizer is RMSProp
+with momentum; the learning rate falls exponentially with the epochs.
 """
 
 from __future__ import annotations
@@ -13,35 +13,33 @@ import torch
 from torch import Tensor, nn
 
 from quorate.errors import BadInput, check_at_least
-from quorate.tasks.cifar10 import Cifar10, Data
+from quorate.tasks.cifar10 import Cifar10, Data, check_net, scaled_channels
 
 Size = int | tuple[int, int]
 
 
-class Side(nn.Module):
-    """Branches that look at the same picture; their channels come out one after the other."""
+class Branches(nn.Module):
+    """Parallel branches with the same input; their output channels are concatenated."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
         self.branches = nn.ModuleList(branches)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Pictures [n, channels, h, w]; all branches give pictures of one size."""
+        """Pictures [n, channels, h, w]; all branches return pictures of one size."""
         return torch.cat([branch(images) for branch in self.branches], 1)
 
 
 def inception(classes: int = 10, width: float = 1.0) -> nn.Module:
-    """A stem and five blocks, two of which make the picture smaller: 0.55M parameters in 36 convolutions.
+    """A stem and five blocks, two of which halve the picture: 0.55M parameters in 36 convolutions.
 
-    classes: how many scores come out.
+    classes: number of scores.
     width: multiplies all channels.
     """
-    check_at_least("classes", classes, 2)
-    if not 0.0 < width < float("inf"):
-        raise BadInput(f"width is {width}, but it multiplies the channels; give a number above 0")
+    check_net(classes, width)
 
     def w(count: int) -> int:
-        return max(1, round(count * width))
+        return scaled_channels(count, width)
 
     net = nn.Sequential(
         _convolution(3, w(32), 3),
@@ -61,64 +59,59 @@ def inception(classes: int = 10, width: float = 1.0) -> nn.Module:
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     last = net[-1]
     assert isinstance(last, nn.Linear)
-    nn.init.normal_(last.weight, std=0.01)  # so the first scores say nothing
+    nn.init.normal_(last.weight, std=0.01)  # so that the first scores are nearly equal
     nn.init.zeros_(last.bias)
     return net
 
 
 def _small(channels: int, out: int, within: int) -> nn.Module:
-    """1×1, 3×3, two 3×3 and an average, `out` channels each."""
-    return Side(
+    """Branches 1×1, 3×3, two 3×3 and an average, `out` channels each."""
+    return Branches(
         _convolution(channels, out, 1),
-        nn.Sequential(_convolution(channels, within, 1), _convolution(within, out, 3)),
-        nn.Sequential(_convolution(channels, within, 1), _convolution(within, out, 3), _convolution(out, out, 3)),
+        _chain(channels, (within, 1), (out, 3)),
+        _chain(channels, (within, 1), (out, 3), (out, 3)),
         nn.Sequential(nn.AvgPool2d(3, 1, 1), _convolution(channels, out, 1)),
     )
 
 
 def _wide(channels: int, out: int, within: int) -> nn.Module:
-    """1×1, a cross of 1×7 and 7×1, two crosses and an average, `out` channels each."""
-    return Side(
+    """Branches 1×1, 1×7 with 7×1, that pair twice, and an average, `out` channels each."""
+    return Branches(
         _convolution(channels, out, 1),
-        nn.Sequential(
-            _convolution(channels, within, 1), _convolution(within, within, (1, 7)), _convolution(within, out, (7, 1))
-        ),
-        nn.Sequential(
-            _convolution(channels, within, 1),
-            _convolution(within, within, (7, 1)),
-            _convolution(within, within, (1, 7)),
-            _convolution(within, within, (7, 1)),
-            _convolution(within, out, (1, 7)),
-        ),
+        _chain(channels, (within, 1), (within, (1, 7)), (out, (7, 1))),
+        _chain(channels, (within, 1), (within, (7, 1)), (within, (1, 7)), (within, (7, 1)), (out, (1, 7))),
         nn.Sequential(nn.AvgPool2d(3, 1, 1), _convolution(channels, out, 1)),
     )
 
 
 def _split(channels: int, out: int, within: int) -> nn.Module:
-    """1×1, 1×3 beside 3×1, the same after a 3×3, and an average: six times `out` channels."""
-    return Side(
+    """Branches 1×1, 1×3 beside 3×1, the same after a 3×3, and an average: six times `out` channels."""
+    return Branches(
         _convolution(channels, out, 1),
-        nn.Sequential(
-            _convolution(channels, within, 1),
-            Side(_convolution(within, out, (1, 3)), _convolution(within, out, (3, 1))),
-        ),
-        nn.Sequential(
-            _convolution(channels, within, 1),
-            _convolution(within, within, 3),
-            Side(_convolution(within, out, (1, 3)), _convolution(within, out, (3, 1))),
-        ),
+        _chain(channels, (within, 1)).append(_cross(within, out)),
+        _chain(channels, (within, 1), (within, 3)).append(_cross(within, out)),
         nn.Sequential(nn.AvgPool2d(3, 1, 1), _convolution(channels, out, 1)),
     )
 
 
+def _cross(channels: int, out: int) -> nn.Module:
+    return Branches(_convolution(channels, out, (1, 3)), _convolution(channels, out, (3, 1)))
+
+
 def _smaller(channels: int, three: int, twice: int) -> nn.Module:
-    """Half the height and width: 3×3, two 3×3 and a maximum side by side."""
-    return Side(
+    """Halves height and width: branches 3×3, two 3×3, and a maximum."""
+    return Branches(
         _convolution(channels, three, 3, stride=2),
-        nn.Sequential(
-            _convolution(channels, twice, 1), _convolution(twice, twice, 3), _convolution(twice, twice, 3, stride=2)
-        ),
+        _chain(channels, (twice, 1), (twice, 3)).append(_convolution(twice, twice, 3, stride=2)),
         nn.MaxPool2d(3, 2, 1),
+    )
+
+
+def _chain(channels: int, *layers: tuple[int, Size]) -> nn.Sequential:
+    """Convolutions one after the other; a layer is its output channels and its size."""
+    inputs = [channels, *(out for out, _ in layers)]
+    return nn.Sequential(
+        *(_convolution(before, out, size) for before, (out, size) in zip(inputs, layers, strict=False))
     )
 
 
@@ -130,14 +123,14 @@ def _convolution(channels: int, out: int, size: Size, stride: int = 1) -> nn.Seq
 
 
 class Cifar10Inception(Cifar10):
-    """The Inception net on CIFAR-10; test accuracy and test loss are its measures.
+    """The Inception net on CIFAR-10, measured by test accuracy and test loss.
 
-    data, augment, precision, train_samples, test_samples: as of `Cifar10`.
-    lr: the learning rate at the start.
-    decay: what the learning rate is multiplied with from epoch to epoch; the paper's 0.94 every two epochs is 0.97.
-    samples_per_update: how many samples make an update (a worker's batch times the quorum), so that epochs can be
-        counted; None: the rate stays as it is.
-    epsilon: of RMSProp, whose other constants are the paper's.
+    data, augment, precision, train_samples, test_samples: as in `Cifar10`.
+    lr: the initial learning rate.
+    decay: factor of the learning rate per epoch; the paper's 0.94 every two epochs is 0.97 here.
+    samples_per_update: samples in an update (a worker's batch times the quorum), needed to count epochs; None: the
+        learning rate is constant.
+    epsilon: of RMSProp. Its other constants are those of the paper.
     width: multiplies the net's channels.
     """
 

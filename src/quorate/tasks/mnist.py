@@ -1,7 +1,9 @@
 """MNIST, 28×28 grey pictures of handwritten digits, with the small net of Chen et al. (2016).
 
-Data: Y. LeCun, C. Cortes and C. Burges, The MNIST Database of Handwritten Digits, 1998 (CC BY-SA 3.0): 60,000 pictures
-to train with, 10,000 for the test. They are read in their original form: packed IDX files, a header and then bytes.
+The net uses weight norm, implemented here: a model with torch's parametrization cannot be sent to another process.
+
+Data: Y. LeCun, C. Cortes and C. Burges, The MNIST Database of Handwritten Digits, 1998 (CC BY-SA 3.0): 60,000 training
+and 10,000 test pictures. The original form is read: compressed IDX files, a header and then bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +21,52 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from quorate.errors import BadInput, check_at_least, unknown_name
-from quorate.task import Task
 from quorate.tasks.files import SingleFiles, files_of
-from quorate.tasks.images import accuracy_and_loss, turned_and_zoomed
-from quorate.tasks.weight_norm import WeightNormConv2d, WeightNormLinear
+from quorate.tasks.images import ScheduledTask, accuracy_and_loss, turned_and_zoomed, use_precision
+
+#: Initial length of the directions. A step turns a longer direction by a smaller angle, which lowers the curvature of
+#: the loss: at a learning rate of 0.1 the net tolerates a staleness of 10 with length 4, but not with length 1.
+START = 4.0
+
+
+class _WeightNorm(nn.Module):
+    """direction: [out, …], of any length but 0. length: [out, 1, …], initially 1. bias: [out]."""
+
+    def __init__(self, out: int, *rest: int) -> None:
+        super().__init__()
+        drawn = functional.normalize(torch.randn(out, math.prod(rest)))
+        self.direction = nn.Parameter(START * drawn.view(out, *rest))
+        self.length = nn.Parameter(torch.ones(out, *(1 for _ in rest)))
+        self.bias = nn.Parameter(torch.zeros(out))
+
+    @property
+    def weight(self) -> Tensor:
+        """length · direction / |direction|, for each filter."""
+        return torch._weight_norm(self.direction, self.length, 0)
+
+
+class WeightNormConv2d(_WeightNorm):
+    """`nn.Conv2d` with weight norm."""
+
+    def __init__(self, channels: int, out: int, size: int, padding: int = 0) -> None:
+        super().__init__(out, channels, size, size)
+        self.padding = padding
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Pictures [n, channels, h, w] to [n, out, h', w']."""
+        return functional.conv2d(images, self.weight, self.bias, padding=self.padding)
+
+
+class WeightNormLinear(_WeightNorm):
+    """`nn.Linear` with weight norm."""
+
+    def __init__(self, inputs: int, out: int) -> None:
+        super().__init__(out, inputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[n, inputs] to [n, out]."""
+        return functional.linear(inputs, self.weight, self.bias)
+
 
 MNIST = SingleFiles(
     name="MNIST",
@@ -41,7 +85,7 @@ MNIST = SingleFiles(
     ),
     sizes_bytes=(9_912_422, 28_881, 1_648_877, 4_542),
 )
-#: Of the training pictures, in 0..1.
+#: Of the training pictures, for values in 0..1.
 MEAN, DEVIATION = 0.1307, 0.3081
 
 PRECISIONS = ("float32", "tf32")
@@ -51,7 +95,7 @@ CHANNELS = (32, 64, 64, 128)
 def load_mnist(data: str | Path | None = None) -> tuple[TensorDataset, TensorDataset]:
     """Training and test data: pictures as bytes [n, 1, 28, 28], and labels [n].
 
-    data: the folder that has `mnist/*.gz`, or the files themselves (None: the variable QUORATE_DATA, then the user's
+    data: the folder with `mnist/*.gz`, or with the files themselves (None: the variable QUORATE_DATA, then the user's
         cache).
     """
     return _load(tuple(files_of(MNIST, data)))
@@ -70,12 +114,12 @@ def _paired(images: Tensor, labels: Tensor, file: Path) -> TensorDataset:
 
 
 def read_idx(file: Path) -> Tensor:
-    """The bytes of a packed IDX file, in the shape that its header gives."""
+    """The bytes of a compressed IDX file, in the shape of its header."""
     try:
         content = bytearray(gzip.decompress(file.read_bytes()))
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(f"{str(file)!r} cannot be unpacked ({error}); remove it, and get it again") from error
-    # Two zeros, 8 for unsigned bytes, the number of dimensions; then each of these in four bytes, highest first.
+    # Header: two zeros, 8 for unsigned bytes, the number of dimensions, then each dimension as four bytes, big-endian.
     if len(content) < 4 or content[:3] != b"\0\0\x08" or len(content) < 4 + 4 * content[3]:
         raise BadInput(f"{str(file)!r} is no IDX file of bytes")
     start = 4 + 4 * content[3]
@@ -86,9 +130,9 @@ def read_idx(file: Path) -> Tensor:
 
 
 def small_net(channels: tuple[int, ...] = CHANNELS) -> nn.Module:
-    """The paper's: four layers of 3×3 filters, each with max-pool and weight norm; then scores of ten digits.
+    """The paper's net: four layers of 3×3 filters, each with max-pool and weight norm, then scores of ten digits.
 
-    The paper does not say how many filters; 131,000 parameters here.
+    The paper does not give the number of filters; this net has 131,000 parameters.
     """
     layers: list[nn.Module] = []
     before = 1
@@ -98,22 +142,22 @@ def small_net(channels: tuple[int, ...] = CHANNELS) -> nn.Module:
     size = 28 // 2 ** len(channels)
     last = WeightNormLinear(before * size * size, 10)
     with torch.no_grad():
-        last.length.mul_(0.3)  # so the first scores say little
+        last.length.mul_(0.3)  # so that the first scores differ little
     return nn.Sequential(*layers, nn.Flatten(), last)
 
 
-class Mnist(Task):
-    """A small convolutional net with weight norm on MNIST; test accuracy, test loss and test error are its measures.
+class Mnist(ScheduledTask):
+    """A small convolutional net with weight norm on MNIST, measured by test accuracy, test loss and test error.
 
-    data: the folder of data (None: the variable QUORATE_DATA, then the user's cache; fetched where it is missing), or
-        the training and the test data themselves, as `load_mnist` gives them.
-    lr: the learning rate of SGD at the start.
-    updates: the length of the training; over the last `anneal_share` of it the learning rate falls to nothing in a
-        straight line. None: it stays as it is.
-    augment: turn and zoom the training pictures a little.
-    held_out: so many of the training pictures, the last ones, are not trained with but measured with, in place of
-        the test data: to choose learning rates by.
-    precision: "float32" or "tf32": what a GPU computes products in (None: as torch is set).
+    data: the data folder (None: the variable QUORATE_DATA, then the user's cache; downloaded if missing), or the
+        training and the test data as `load_mnist` returns them.
+    lr: the initial learning rate of SGD.
+    updates: the length of the training. Over its last `anneal_share` the learning rate falls linearly to 0; None: it
+        is constant.
+    augment: rotate and scale the training pictures a little.
+    held_out: number of last training pictures that are used for evaluation in place of the test data, to choose
+        learning rates.
+    precision: "float32" or "tf32", in which a GPU computes products (None: torch's setting).
     """
 
     batch_size = 64
@@ -147,12 +191,8 @@ class Mnist(Task):
         self.augment, self.channels, self.precision = augment, channels, precision
 
     def model(self) -> nn.Module:
-        if self.precision is not None:
-            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
+        use_precision(self.precision)
         return small_net(self.channels)
-
-    def train_data(self) -> TensorDataset:
-        return self._train
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         images, labels = batch
@@ -163,11 +203,7 @@ class Mnist(Task):
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=self.lr)
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.share_of_lr)
-
     def share_of_lr(self, version: int) -> float:
-        """What the learning rate of the next update is multiplied with, after so many."""
         if self.updates is None:
             return 1.0
         return min(1.0, max(0.0, (self.updates - version) / (self.updates * self.anneal_share)))
@@ -180,5 +216,5 @@ class Mnist(Task):
 
 
 def _scaled(images: Tensor) -> Tensor:
-    """Bytes as floats with mean 0 and deviation 1. With plain numbers, so that nothing has to go to the device."""
+    """Bytes as floats with mean 0 and deviation 1. Plain numbers need no copy to the device."""
     return (images.float() / 255.0 - MEAN) / DEVIATION

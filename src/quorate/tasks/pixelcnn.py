@@ -1,9 +1,9 @@
-"""A small gated PixelCNN on CIFAR-10: pictures one pixel and one colour at a time, each given all before it.
+"""A small gated PixelCNN on CIFAR-10, which predicts each colour of each pixel from all earlier ones.
 
-Two stacks, so that no pixel above is out of sight (van den Oord et al. 2016): one sees the rows above, the other the
-row so far and what the first one sees. Values 0..255 have mixtures of discretised logistics, and a pixel's green and
-blue depend on its earlier colours through their means (Salimans et al. 2017). Training follows Chen et al. (2016):
-RMSProp, four pictures a worker.
+Two stacks avoid blind spots (van den Oord et al. 2016): one sees the rows above, the other the pixels to the left and
+the output of the first. Values 0..255 follow mixtures of discretised logistics, and the means of a pixel's green and
+blue depend on its earlier colours (Salimans et al. 2017). Training follows Chen et al. (2016): RMSProp, four pictures a
+worker.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from quorate.errors import BadInput, check_at_least, unknown_name
-from quorate.task import Task
 from quorate.tasks.cifar10 import PRECISIONS, Data, load_cifar10
+from quorate.tasks.images import ScheduledTask, first_samples, mean_loss, use_precision
 
 COLOURS, VALUES = 3, 256
-#: Sharper than a value, or much wider than all of them, they say no more, and floats are at their end.
+#: Limits of the logarithmic scales. Beyond them a logistic is narrower than one value or much wider than all values,
+#: and floats lose precision.
 _LOG_SCALES = (-7.0, 7.0)
-#: Pictures measured at a time.
+#: Pictures in one batch of an evaluation.
 _AT_ONCE = 250
 
 
 class Mixture(NamedTuple):
-    """What is foretold of every value, [n, colours, mixtures, h, w] each; in units where 0..255 is −1..1."""
+    """The predicted distribution of every value, [n, colours, mixtures, h, w] each; 0..255 is scaled to −1..1."""
 
     logits: Tensor
     means: Tensor
     log_scales: Tensor
 
     def log_probability(self, values: Tensor) -> Tensor:
-        """Of values 0..255 [n, colours, h, w], in nats, as [n, colours, h, w].
+        """Log-probabilities in nats of values 0..255 [n, colours, h, w], in the same shape.
 
-        σ(b) − σ(a) = σ(b)·σ(−a)·(1 − e^(a−b)) never cancels; the outermost values take all that lies beyond them.
+        σ(b) − σ(a) is computed as σ(b)·σ(−a)·(1 − e^(a−b)), which never cancels. The values 0 and 255 include the
+        tails beyond them.
         """
         x = _scaled(values.to(self.means.dtype))[:, :, None]
         lowest, highest = (values == 0)[:, :, None], (values == VALUES - 1)[:, :, None]
@@ -50,9 +52,9 @@ class Mixture(NamedTuple):
 
 
 class PixelNet(nn.Module):
-    """The two stacks. No output at a pixel depends on that pixel or on any after it.
+    """The two stacks. The output at a pixel depends only on earlier pixels.
 
-    channels: of each stack. layers: gated ones beyond the first. mixtures: logistics a value.
+    channels: of each stack. layers: gated layers after the first convolutions. mixtures: logistics per value.
     """
 
     def __init__(self, channels: int = 48, layers: int = 5, mixtures: int = 5) -> None:
@@ -62,7 +64,8 @@ class PixelNet(nn.Module):
         self.first_above = nn.Conv2d(COLOURS, channels, (3, 7))
         self.first_left = nn.Conv2d(COLOURS, channels, (1, 3))
         self.layers = nn.ModuleList(_Gated(channels) for _ in range(check_at_least("layers", layers, 1)))
-        self.head = nn.Conv2d(channels, 4 * COLOURS * mixtures, 1)  # logits, means, log-scales; what colours add
+        # Logits, means, log-scales, and the weights of a pixel's earlier colours.
+        self.head = nn.Conv2d(channels, 4 * COLOURS * mixtures, 1)
         with torch.no_grad():
             self.head.weight.mul_(0.1)
             bias = self.head.bias
@@ -73,9 +76,9 @@ class PixelNet(nn.Module):
             added.zero_()
 
     def forward(self, images: Tensor) -> Mixture:
-        """From pictures [n, 3, h, w] in 0..255 to what is foretold of each value."""
+        """From pictures [n, 3, h, w] in 0..255 to the distribution of each value."""
         x = _scaled(images)
-        # Shifted by one, so that the first convolutions see neither the pixel's own row, nor the pixel.
+        # Shifted by one, so that the upper stack does not see the pixel's own row, nor the left stack the pixel.
         above = self.first_above(functional.pad(x, (3, 3, 3, -1)))
         left = self.first_left(functional.pad(x, (3, -1, 0, 0))) + above
         for layer in self.layers:
@@ -92,7 +95,7 @@ class PixelNet(nn.Module):
 
 
 class _Gated(nn.Module):
-    """One step of both stacks: what is added passes a gate; the left stack also sees what the one above sees."""
+    """One gated residual layer of both stacks; the left stack also reads the upper stack."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -106,16 +109,16 @@ class _Gated(nn.Module):
         return above, left + functional.glu(seen, 1)
 
 
-class PixelCnn(Task):
-    """A gated PixelCNN on CIFAR-10; its measure is the test NLL in bits per dimension ("nll"), less is better.
+class PixelCnn(ScheduledTask):
+    """A gated PixelCNN on CIFAR-10, measured by the test NLL in bits per dimension ("nll"); less is better.
 
-    data: as of `Cifar10`; labels are not looked at.
-    lr: of RMSProp (0.95, momentum 0.9). At `drop_share` of `updates` it falls to `final_share` of itself, as in
-        the paper (1e-4, then 3e-6), and it rises over the first `warm_up_share`, since RMSProp's first steps are its
-        longest; with `updates` None it stays.
+    data: as in `Cifar10`; labels are ignored.
+    lr: of RMSProp (0.95, momentum 0.9). It rises over the first `warm_up_share` of `updates`, since RMSProp's first
+        steps are its longest. At `drop_share` it falls to `final_share` of itself, as in the paper (1e-4, then 3e-6).
+        It is constant if `updates` is None.
     channels, layers, mixtures: of the net.
-    precision: "float32" or "tf32", as of `Cifar10`.
-    train_samples, test_samples: use the first so many only (None: all of them).
+    precision: "float32" or "tf32", as in `Cifar10`.
+    train_samples, test_samples: use only this many first samples (None: all of them).
     """
 
     batch_size = 4
@@ -149,16 +152,12 @@ class PixelCnn(Task):
         self.warm_up_share, self.drop_share = warm_up_share, drop_share
         self.channels, self.layers, self.mixtures, self.precision = channels, layers, mixtures, precision
         train, test = data if isinstance(data, tuple) else load_cifar10(data)
-        self._train = TensorDataset(_first(train, train_samples, "train_samples"))
-        self._test = _first(test, test_samples, "test_samples")
+        self._train = TensorDataset(first_samples(train, train_samples, "train_samples").tensors[0])
+        self._test = first_samples(test, test_samples, "test_samples").tensors[0]
 
     def model(self) -> nn.Module:
-        if self.precision is not None:
-            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
+        use_precision(self.precision)
         return PixelNet(self.channels, self.layers, self.mixtures)
-
-    def train_data(self) -> TensorDataset:
-        return self._train
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Bits per dimension."""
@@ -169,11 +168,7 @@ class PixelCnn(Task):
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
         return torch.optim.RMSprop(params, lr=self.lr, alpha=0.95, momentum=0.9)
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, self.share_of_lr)
-
     def share_of_lr(self, version: int) -> float:
-        """What the learning rate of the next update is multiplied with, after so many."""
         if self.updates is None:
             return 1.0
         if version >= self.drop_share * self.updates:
@@ -181,22 +176,18 @@ class PixelCnn(Task):
         return min(1.0, (version + 1) / (self.warm_up_share * self.updates + 1))
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        device = next(model.parameters()).device
-        total = 0.0
-        for images in torch.split(self._test, _AT_ONCE):
-            total += self.loss(model, [images.to(device)]).item() * len(images)
-        return {"nll": total / len(self._test)}
+        return {"nll": mean_loss(self, model, self._test, _AT_ONCE)}
 
 
 @torch.no_grad()
 def sample(model: nn.Module, count: int, size: int = 32) -> Tensor:
-    """Pictures [count, 3, size, size] in bytes, drawn pixel by pixel; chance is torch's own on the model's device."""
+    """Pictures [count, 3, size, size] as bytes, drawn pixel by pixel with torch's generator on the model's device."""
     device = next(model.parameters()).device
     images = torch.zeros(count, COLOURS, size, size, dtype=torch.uint8, device=device)
     for row in range(size):
         for column in range(size):
             for colour in range(COLOURS):
-                # Nothing below the row counts for it, so it need not be computed.
+                # Rows below do not influence this one, so they are not computed.
                 at = _pixel(model(images[:, :, : row + 1]), row, column)
                 chances = all_log_probabilities(at)[:, :, colour, 0, 0].exp()
                 images[:, colour, row, column] = torch.multinomial(chances, 1)[:, 0].to(torch.uint8)
@@ -204,7 +195,7 @@ def sample(model: nn.Module, count: int, size: int = 32) -> Tensor:
 
 
 def all_log_probabilities(mixture: Mixture) -> Tensor:
-    """Of every value 0..255, [n, 256, colours, h, w]."""
+    """The log-probability of every value 0..255, [n, 256, colours, h, w]."""
     n, colours, _, height, width = mixture.means.shape
     values = torch.arange(VALUES, dtype=torch.uint8, device=mixture.means.device).repeat(n)
     every = Mixture(*(tensor.repeat_interleave(VALUES, 0) for tensor in mixture))
@@ -217,14 +208,5 @@ def _pixel(mixture: Mixture, row: int, column: int) -> Mixture:
 
 
 def _scaled(values: Tensor) -> Tensor:
-    """0..255 as −1..1."""
+    """0..255 scaled to −1..1."""
     return (values if values.is_floating_point() else values.float()) / ((VALUES - 1) / 2) - 1
-
-
-def _first(data: TensorDataset, samples: int | None, name: str) -> Tensor:
-    images = data.tensors[0]
-    if samples is None:
-        return images
-    if check_at_least(name, samples, 1) > len(images):
-        raise BadInput(f"{name} is {samples}, but there are {len(images)}")
-    return images[:samples]

@@ -186,6 +186,9 @@ def evaluating(folder: Path, worker: int) -> dict[str, Any]:
         train(case, worker, 3, late_at=lambda number: False)
         until(lambda: store.check(["looking"]))
         for _ in range(6):
+            if case.seen["receipts"][-1]["over"]:  # the others were so much quicker that they have ended
+                store.add("made", 6)
+                break
             train(case, worker, 1, late_at=lambda number: False)
             if worker == 0:
                 store.add("made", 1)

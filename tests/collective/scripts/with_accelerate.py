@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import quorate
-from quorate.integrations.accelerate import prepare
+from quorate.data_parallel.integrations.accelerate import prepare
 
 Prepare = Callable[..., tuple[Any, ...]]
 

@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 import quorate
-from quorate.integrations.fabric import QuorateStrategy, data_parallel
+from quorate.data_parallel.integrations.fabric import QuorateStrategy, data_parallel
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -1,4 +1,4 @@
-"""The local engine: real processes on one machine. See docs/engines.md for how it works."""
+"""The local engine: worker processes on one machine. docs/engines.md describes how it works."""
 
 from __future__ import annotations
 

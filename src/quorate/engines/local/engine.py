@@ -1,4 +1,4 @@
-"""Real worker processes on this machine, with parameters and gradients in memory that all of them share."""
+"""The local engine: worker processes on this machine, with parameters and gradients in shared memory."""
 
 from __future__ import annotations
 
@@ -10,44 +10,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quorate.engines._in_process import checked_device
-from quorate.engines._kept import HALF, Kept, finds_nan_early
 from quorate.engines.base import Job
 from quorate.engines.local import worker
-from quorate.engines.local.crew import Crew
-from quorate.engines.local.pool import Pool
-from quorate.engines.local.sending import write_job
-from quorate.engines.local.store import Store
-from quorate.engines.local.updating import Updater
-from quorate.engines.processes.live import LiveRun, Loss, check_faults
-from quorate.engines.processes.live_engine import LiveEngine
-from quorate.engines.processes.memory import (
+from quorate.engines.local.fork_server import WorkerProcesses
+from quorate.engines.local.task_transfer import write_job
+from quorate.engines.local.versions import LocalVersions
+from quorate.engines.local.workers import LocalWorkers
+from quorate.engines.shared.compute import checked_device
+from quorate.engines.shared.order_book import Loss
+from quorate.engines.shared.real_time import LiveEngine, LiveRun, check_faults
+from quorate.engines.shared.shared_memory import (
     WIRES,
     BlockLayout,
     Blocks,
-    Control,
+    BlockStore,
+    ControlWords,
     anonymous_file,
     available_bytes,
     gigabytes,
 )
+from quorate.engines.shared.update import KEPT, KEPT_HALF, finds_nan_early
 from quorate.errors import BadInput, check_at_least
 from quorate.faults import Faults, parse_faults
 from quorate.latency import Latency, parse_latency
 from quorate.learner import Learner
+from quorate.machine import core_wait_s
+from quorate.schema import MOST_THREADS, MOST_WORKERS
 
-#: What a worker process takes beside its blocks and the task's own data: a fork of the template, measured 9 to 15 MB.
+#: Memory of a worker process besides its blocks and the task's data. Measured: a fork takes 9 to 15 MB.
 WORKER_BYTES = 20_000_000
 
 
 class Local(LiveEngine):
     """Worker processes on this machine.
 
-    workers: how many.
-    threads: threads inside torch, in each worker.
-    device: where workers compute: "cpu", "cuda" (all GPUs in turn), or one such as "cuda:0" for all.
-    latency: an artificial delay before each ticket, as a model or its text form; drawn as the simulator draws it.
-    faults: when workers are killed, as a script or its text form; killed for real. They come back by themselves.
-    wire: how gradients are stored on their way: "fp32" as they are, or "bf16", half the bytes.
+    workers: the number of workers.
+    threads: torch threads in each worker.
+    device: where workers compute: "cpu", "cuda" (GPUs in turn), or one GPU for all workers, such as "cuda:0".
+    latency: an artificial delay before each ticket, as a model or its text form; drawn as in the simulator.
+    faults: a script of times at which worker processes are killed, or its text form. Killed workers are restarted.
+    wire: format of gradients in shared memory: "fp32", or "bf16" for half the bytes.
     """
 
     name = "local"
@@ -63,8 +65,8 @@ class Local(LiveEngine):
         faults: Faults | str | None = None,
         wire: str = "fp32",
     ) -> None:
-        self.workers = check_at_least("workers", workers, 1)
-        self.threads = check_at_least("threads", threads, 1)
+        self.workers = check_at_least("workers", workers, 1, MOST_WORKERS)
+        self.threads = check_at_least("threads", threads, 1, MOST_THREADS)
         self.device = checked_device(device)
         self.latency = parse_latency(latency) if isinstance(latency, str) else latency
         self.faults = parse_faults(faults) if isinstance(faults, str) else faults
@@ -82,10 +84,8 @@ class Local(LiveEngine):
             "latency": None if self.latency is None else self.latency.text(),
             "faults": None if self.faults is None else self.faults.source,
             "wire": self.wire,
-            "arithmetic": Kept.arithmetic if self.wire == "fp32" else HALF,
+            "arithmetic": KEPT if self.wire == "fp32" else KEPT_HALF,
         }
-
-    # ------------------------------------------------------------ opening and closing
 
     def open(self, job: Job) -> None:
         if not sys.platform.startswith("linux"):
@@ -113,8 +113,6 @@ class Local(LiveEngine):
         assert self._open is not None, "the engine is not open"
         return self._open
 
-    # ------------------------------------------------------------ the model
-
     def evaluate(self) -> dict[str, float]:
         return self._run.updater.evaluate()
 
@@ -135,9 +133,13 @@ class Local(LiveEngine):
         self._run.live.steps[:] = state["steps"]
         self._run.live.set_clock(time)
 
+    def core_waits(self) -> dict[int, float]:
+        waits = {pid: core_wait_s(pid) for pid in self.processes().values()}
+        return {pid: wait_s for pid, wait_s in waits.items() if wait_s is not None}
+
     def processes(self) -> dict[int, int]:
-        """The process number of each worker that has one; for tests and for the curious."""
-        return self._run.crew.pids()
+        """The process number of each running worker."""
+        return self._run.workers.pids()
 
 
 class _Open:
@@ -146,38 +148,32 @@ class _Open:
     def __init__(self, engine: Local, job: Job, to_close: ExitStack) -> None:
         assert job.task is not None
         self._engine, self._job = engine, job
-        self.to_close = ExitStack()  # once open: what to give back at the end, last first
+        self.to_close = ExitStack()  # filled by `Local.open` when everything is open
         blocks, words, description = (_anonymous(name, to_close) for name in ("blocks", "control", "job"))
         self.learner = Learner(job.task, job.learning, job.seed, torch.device("cpu"))
         layout = BlockLayout(self.learner.model, engine.wire)
         self._check_room(layout.nbytes)
-        os.ftruncate(words, Control.size(engine.workers))
-        # The template imports torch while we go on; workers are forked once the job is written.
-        pool = Pool(blocks, words, description)
+        os.ftruncate(words, ControlWords.size(engine.workers))
+        # The fork server imports torch in the meantime; workers are forked when the job is written.
+        pool = WorkerProcesses(blocks, words, description)
         to_close.callback(pool.close)
-        control = Control(words, engine.workers)
+        control = ControlWords(words, engine.workers)
         to_close.callback(control.close)
-        self.crew = Crew(engine.workers, pool, control)
-        to_close.callback(self.crew.close)
-        self._store = Store(layout, Blocks(blocks, layout.nbytes))
+        self.workers = LocalWorkers(engine.workers, pool, control, job.patience_s)
+        to_close.callback(self.workers.close)
+        self._store = BlockStore(layout, Blocks(blocks, layout.nbytes))
         to_close.callback(self._store.close)
-        self.updater = Updater(job, self.learner, layout, self._store, engine.workers, engine.threads)
+        self.updater = LocalVersions(job, self.learner, layout, self._store, engine.workers, engine.threads)
         to_close.callback(self.updater.close)
         write_job(description, job.task, self._describe_job(layout))
         self.live = LiveRun(
-            job,
-            engine.workers,
-            self.crew,
-            self._store,
-            self.updater,
-            latency=engine.latency,
-            faults=engine.faults,
+            job, engine.workers, self.workers, self._store, self.updater, latency=engine.latency, faults=engine.faults
         )
 
     def _check_room(self, block_bytes: int) -> None:
-        """Refuse what cannot fit before anything is started."""
+        """Refuse a run that does not fit into memory, before any process starts."""
         workers, policy = self._engine.workers, self._job.policy
-        # Under a synchronous policy two versions are alive; else every worker may hold one of its own.
+        # A synchronous policy keeps two versions alive; under others, each worker may read another version.
         fixed, held = (2, 0) if policy.staleness_bound == 0 else (1 + policy.history, 1)
         versions = fixed + held * workers
         each = (1 + held) * block_bytes + WORKER_BYTES
@@ -207,14 +203,14 @@ class _Open:
         }
 
     def start(self) -> None:
-        """Wait until every worker is there; time begins then."""
+        """Start all workers, wait until they are ready, and start the clock."""
         for number in range(self._engine.workers):
-            self.crew.start(number)
+            self.workers.start(number)
         ready: set[int] = set()
         while len(ready) < self._engine.workers:
             if self._job.stop is not None and self._job.stop.reason is not None:
                 raise KeyboardInterrupt
-            for happening in self.crew.wait(None):
+            for happening in self.workers.wait(None):
                 if isinstance(happening, int):
                     ready.add(happening)
                 elif isinstance(happening, Loss):
@@ -229,7 +225,7 @@ def _anonymous(name: str, to_close: ExitStack) -> int:
 
 
 def _devices(device: torch.device) -> list[str]:
-    """Where workers compute, in turn."""
+    """Devices that workers use in turn."""
     if device.type == "cuda" and device.index is None:
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return [str(device)]

@@ -1,9 +1,11 @@
-"""A worker process: takes orders one by one, answers each, and notices when one is over."""
+"""A worker process: computes orders one by one, answers each, and abandons those that are cancelled."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import select
+import signal
 import socket
 import sys
 import traceback
@@ -13,28 +15,28 @@ from typing import Any
 
 import torch
 
-from quorate.engines._batches import Batches
-from quorate.engines.local.sending import import_main, read_description, read_task
-from quorate.engines.processes import messages
-from quorate.engines.processes.computing import Cancelled, Computer, Place
-from quorate.engines.processes.loading import Loader
-from quorate.engines.processes.memory import Blocks, Control
+from quorate.engines.local.task_transfer import import_main, read_description, read_task
+from quorate.engines.shared import messages
+from quorate.engines.shared.batches import Batches, Loader
+from quorate.engines.shared.compute import Cancelled, Computer, TensorPlace
+from quorate.engines.shared.shared_memory import Blocks, ControlWords
 from quorate.errors import BadInput
 from quorate.ledger import Ledger
 
 IDLE, STARTING, LOADING, DELAYED, FORWARD, BACKWARD, SENDING = range(7)
 STAGES = ("waiting for work", "starting", "loading", "held back", "forward", "backward", "sending")
 
-#: Set in the workers: whoever starts a run there has forgotten `if __name__ == "__main__"`.
+#: True in worker processes. A run that starts there comes from a script without `if __name__ == "__main__"`.
 in_worker_process = False
 
 
 def work(number: int, connection: socket.socket, blocks: int, words: int, job: int) -> int:
-    """The life of a worker; gives the exit status."""
+    """Run a worker until it ends; returns the exit status."""
     global in_worker_process
     in_worker_process = True
+    faulthandler.register(signal.SIGUSR1, file=2)  # prints the stack of a hanging worker
     try:
-        worker = Worker(number, connection, read_description(job), blocks, words, job)
+        worker = WorkerProcess(number, connection, read_description(job), blocks, words, job)
     except Exception as error:
         _tell_failure(connection, error, -1, -1)
         return 1
@@ -52,8 +54,8 @@ def _tell_failure(connection: socket.socket, error: Exception, ticket: int, batc
         connection.send(messages.pack_failed(ticket, batch, bad_input, text))
 
 
-class Worker:
-    """Serves orders until it is told to stop or the main process goes away."""
+class WorkerProcess:
+    """Serves orders until the main process sends a stop or closes the connection."""
 
     def __init__(
         self, number: int, connection: socket.socket, description: dict[str, Any], blocks: int, words: int, job: int
@@ -61,8 +63,8 @@ class Worker:
         self._connection = connection
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
-        self._control = Control(words, description["workers"])
-        self._words, self._base = self._control.words, number * Control.WORDS
+        self._control = ControlWords(words, description["workers"])
+        self._words, self._base = self._control.words, number * ControlWords.WORDS
         self._ticket = -1
         self._stage(STARTING)
         torch.set_num_threads(description["threads"])
@@ -71,7 +73,7 @@ class Worker:
         device = torch.device(description["devices"][number % len(description["devices"])])
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        sys.argv[:] = description["argv"]  # a script may read them as it is imported
+        sys.argv[:] = description["argv"]  # the user's script may read it when it is imported
         import_main(description["main"])
         task = read_task(job, description)
         seed = description["seed"]
@@ -79,7 +81,7 @@ class Worker:
         batches = Batches(task, ledger, seed, device)
         self._loader = Loader(batches)
         self._blocks = Blocks(blocks, description["block_bytes"])
-        self._places: dict[tuple[int, bool], Place] = {}
+        self._places: dict[tuple[int, bool], TensorPlace] = {}
         self._computer = Computer(
             task,
             seed=seed,
@@ -101,7 +103,7 @@ class Worker:
             try:
                 answer = self._carry_out(order)
             except Cancelled:
-                since = (monotonic_ns() - self._words[self._base + Control.CANCELLED_AT]) * 1e-9
+                since = (monotonic_ns() - self._words[self._base + ControlWords.CANCELLED_AT]) * 1e-9
                 answer = messages.pack_abandoned(order.ticket, max(0.0, since))
             except Exception as error:
                 _tell_failure(self._connection, error, order.ticket, order.batch)
@@ -113,7 +115,7 @@ class Worker:
         self._connection.send(answer)
         self._stage(IDLE)
 
-    def _carry_out(self, order: messages.Work) -> bytes:
+    def _carry_out(self, order: messages.TicketOrder) -> bytes:
         self._ticket = order.ticket
         self._check()
         started = perf_counter()
@@ -132,15 +134,15 @@ class Worker:
         if not computed.finite:
             return messages.pack_refused(order.ticket)
         compute_s = perf_counter() - loaded
-        done = messages.Done(order.ticket, computed.loss, loaded - started, compute_s, computed.some_missing)
+        done = messages.DoneAnswer(order.ticket, computed.loss, loaded - started, compute_s, computed.some_missing)
         return messages.pack_done(done)
 
-    def _place(self, block: int, gradient: bool) -> Place:
-        """A block as a version or as a gradient; now it may be the one, now the other."""
+    def _place(self, block: int, gradient: bool) -> TensorPlace:
+        """Views of a block as a version or as a gradient; blocks change their role."""
         found = self._places.get((block, gradient))
         if found is None:
             piece = self._computer.layouts[0], self._blocks.block(block)
-            found = self._places[block, gradient] = Place([piece], gradient=gradient)
+            found = self._places[block, gradient] = TensorPlace([piece], gradient=gradient)
         return found
 
     def _backward_begins(self) -> None:
@@ -148,27 +150,26 @@ class Worker:
         self._check()
 
     def _hold_back(self, seconds: float) -> None:
-        """Sleep, but wake when anything new is said: then this order is over."""
+        """Sleep for the injected latency; a new packet or a cancellation ends this order."""
         until = perf_counter() + seconds
         while (left := until - perf_counter()) > 0:
-            # poll waits whole milliseconds; the last one is slept.
-            if self._poll.poll(int(left * 1000)) or self._over():
+            # poll() waits whole milliseconds; select() sleeps the rest.
+            if self._poll.poll(int(left * 1000)):
                 raise Cancelled
+            self._check()
             if left < 0.001:
                 select.select((), (), (), left)
 
-    def _over(self) -> bool:
-        return self._words[self._base + Control.TICKET] != self._ticket
-
     def _check(self) -> None:
-        if self._words[self._base + Control.TICKET] != self._ticket:
+        """Raise Cancelled if the main process has cancelled the current ticket."""
+        if self._words[self._base + ControlWords.TICKET] != self._ticket:
             raise Cancelled
 
     def _stage(self, stage: int) -> None:
-        self._words[self._base + Control.STAGE] = stage
+        self._words[self._base + ControlWords.STAGE] = stage
 
 
 def _prefer_to_be_killed() -> None:
-    """When memory runs out, the system should take a worker, which is replaced, not the main process."""
+    """Let the out-of-memory killer choose a worker, which is replaced, rather than the main process."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")

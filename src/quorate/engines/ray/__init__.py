@@ -1,4 +1,4 @@
-"""Workers, learner shards and their keeper as Ray actors: the same run on many machines that come and go."""
+"""Ray engine: workers, learner shards and the evaluator are Ray actors, on machines that may come and go."""
 
 from quorate.engines.ray.engine import Ray
 

@@ -1,4 +1,4 @@
-"""A Ray cluster, found or started: its nodes, what they have, and which of them are about to leave."""
+"""A Ray cluster that was joined or started: its nodes, their resources, and which nodes are about to leave."""
 
 from __future__ import annotations
 
@@ -8,51 +8,82 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from quorate.engines.ray import security
-from quorate.engines.ray.environment import checked_environment
-from quorate.engines.ray.printing import prints_to_stderr
-from quorate.engines.ray.reaching import reach
-from quorate.engines.ray.starting import (
+from quorate.engines.ray.connection import (
     Session,
     end_connection,
     first_line,
     loopback_only,
+    prints_to_stderr,
+    reach,
     restore_variables,
     untouched_signals,
 )
-from quorate.errors import BadInput
+from quorate.errors import BadInput, install_line
 
 _ANSWER_S = 2.0
-INSTALL = "pip install 'quorate[ray]'"
+INSTALL = install_line("ray")
+
+
+def checked_environment(runtime_env: dict[str, Any] | None, working_dir: str | None) -> dict[str, Any]:
+    """Ray's runtime_env including the working folder; BadInput for mistakes that Ray would only find later."""
+    if runtime_env is not None and not isinstance(runtime_env, dict):
+        raise BadInput(f"runtime_env is a {type(runtime_env).__name__}, but it must be a dict as Ray takes it")
+    environment = dict(runtime_env or {})
+    if working_dir is not None:
+        if environment.get("working_dir") not in (None, working_dir):
+            raise BadInput("both working_dir and runtime_env['working_dir'] are given; give one of them")
+        environment["working_dir"] = working_dir
+    if environment.get("working_dir") is not None:
+        _check_working_dir(str(environment["working_dir"]))
+    from ray.runtime_env import RuntimeEnv
+
+    try:
+        RuntimeEnv(**environment)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"runtime_env is not one that Ray takes: {error}") from error
+    return environment
+
+
+def _check_working_dir(folder: str) -> None:
+    path = Path(folder)
+    if "://" in folder or (path.suffix == ".zip" and path.is_file()):  # a URL is an archive that every node can load
+        return
+    if not path.exists():
+        raise BadInput(f"working_dir is {folder!r}, but there is no such folder; give the one with the task's files")
+    if not path.is_dir():
+        raise BadInput(f"working_dir is {folder!r}, which is a file; give the folder that holds it")
 
 
 class Demand(NamedTuple):
-    """What one worker takes of a node."""
+    """Resources that one worker takes of a node."""
 
     cpus: float
     gpus: float
     resources: dict[str, float]
 
     def as_resources(self) -> dict[str, float]:
-        """In Ray's names; what is not needed is left out."""
+        """By Ray's names, without zero amounts."""
         named = {"CPU": float(self.cpus), "GPU": float(self.gpus), **self.resources}
         return {name: amount for name, amount in named.items() if amount}
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the cluster, or what Ray takes for one."""
+    """A live node. Ray can run several nodes on one machine."""
 
     id: str
     address: str
     resources: dict[str, float]
     object_store_bytes: int
     is_head: bool
-    draining_by_s: float | None  # seconds until its announced end; None: it stays
+    draining_by_s: float | None  # seconds until its announced end; None: none announced
 
 
 class Cluster:
@@ -61,53 +92,66 @@ class Cluster:
     def __init__(self, session: Session | None, connected_here: bool) -> None:
         import ray
 
-        self.variables_before: dict[str, str] | None = None  # the environment is put back as it was
+        self.variables_before: dict[str, str] | None = None  # environment to restore at the end
         self._session, self._connected_here = session, connected_here
         self._open = True
         self.driver_node: str = ray.get_runtime_context().get_node_id()
 
     @property
     def started_here(self) -> bool:
-        """Whether it is one of our own, which ends with `close`."""
+        """Whether this process started the cluster; `close` then stops it."""
         return self._session is not None
 
     def nodes(self) -> list[Node]:
-        """Those that are alive."""
+        """The live nodes."""
         import ray
 
         leaving = self.draining()
-        return [_node(described, leaving) for described in ray.nodes() if described["Alive"]]
+        found = []
+        for described in ray.nodes():
+            if described["Alive"]:
+                resources = {str(name): float(amount) for name, amount in described["Resources"].items()}
+                node = Node(
+                    id=described["NodeID"],
+                    address=described["NodeManagerAddress"],
+                    resources=resources,
+                    object_store_bytes=int(resources.get("object_store_memory", 0)),
+                    is_head="node:__internal_head__" in resources,
+                    draining_by_s=leaving.get(described["NodeID"]),
+                )
+                found.append(node)
+        return found
 
     def draining(self) -> dict[str, float]:
-        """Nodes that have announced their end (a spot warning, a drain): id -> seconds left, inf without a date."""
+        """Nodes that have announced their end (spot warning, drain): id -> seconds left, inf if there is no date."""
         try:
             from ray._private.state import state
 
             ends_ms: dict[str, int] = state.get_draining_nodes()
-        except Exception:  # a Ray that does not tell, or is just going: its nodes then leave without notice
+        except Exception:  # this Ray does not report it, or is shutting down: nodes then leave without notice
             return {}
         now = time.time()
-        # Ray writes "no date" as 0 or as the largest number.
+        # Ray encodes "no date" as 0 or as the largest integer.
         return {
             node: max(0.0, at_ms / 1000 - now) if 0 < at_ms < 2**62 else math.inf for node, at_ms in ends_ms.items()
         }
 
     def answers(self, node: str) -> bool:
-        """Whether a node is there. Its port says so at once, where Ray itself takes seconds to notice."""
+        """Whether a node is up. It tries the node's port, because Ray itself notices a dead node only seconds later."""
         import ray
 
         for described in ray.nodes():
             if described["NodeID"] == node and described["Alive"]:
-                place = described["NodeManagerAddress"], described["NodeManagerPort"]
+                port = described["NodeManagerAddress"], described["NodeManagerPort"]
                 try:
-                    with socket.create_connection(place, timeout=_ANSWER_S):
+                    with socket.create_connection(port, timeout=_ANSWER_S):
                         return True
                 except OSError:
                     return False
         return False
 
     def close(self) -> None:
-        """End what was begun here: a Ray of our own, or our connection. A connection the user made stays."""
+        """Stop a cluster started here, or close a connection made here. A connection made by the user stays."""
         if not self._open:
             return
         self._open = False
@@ -117,18 +161,6 @@ class Cluster:
             end_connection()
         if self.variables_before is not None:
             restore_variables(self.variables_before)
-
-
-def _node(described: dict[str, Any], leaving: Mapping[str, float]) -> Node:
-    resources = {str(name): float(amount) for name, amount in described["Resources"].items()}
-    return Node(
-        id=described["NodeID"],
-        address=described["NodeManagerAddress"],
-        resources=resources,
-        object_store_bytes=int(resources.get("object_store_memory", 0)),
-        is_head="node:__internal_head__" in resources,
-        draining_by_s=leaving.get(described["NodeID"]),
-    )
 
 
 # ---------------------------------------------------------------- connecting
@@ -142,57 +174,42 @@ def connect(
     runtime_env: dict[str, Any] | None = None,
     working_dir: str | None = None,
     extra: Mapping[str, float] | None = None,
-    object_store_bytes: int | None = None,
 ) -> Cluster:
     """The cluster at an address, the one this process is connected to, or one started here for this run.
 
-    extra: what a cluster started here must have beside the workers' demand, in Ray's names (shards, keeper).
-    object_store_bytes: how large the object store of a cluster started here is.
+    extra: resources of a cluster started here in addition to the workers' demand, by Ray's names (for shards).
     """
     variables = dict(os.environ)
     ray = ray_module()
     environment = checked_environment(runtime_env, working_dir)
     if ray.is_initialized():
         return _already_connected(address, environment)
-    try:
-        cluster = _opened(address, workers, demand, environment, extra or {}, object_store_bytes)
-    except BaseException:
-        restore_variables(variables)
-        raise
-    cluster.variables_before = variables
-    return cluster
-
-
-def _opened(
-    address: str | None,
-    workers: int,
-    demand: Demand,
-    environment: dict[str, Any],
-    extra: Mapping[str, float],
-    store_bytes: int | None,
-) -> Cluster:
-    from_environment = address is None
-    if address is None:
-        address = os.environ.get("RAY_ADDRESS") or None  # set inside a Ray job, too
     settings: dict[str, Any] = {
         "runtime_env": environment or None,
         "configure_logging": False,
         "logging_level": logging.ERROR,
         "log_to_driver": True,
     }
+    from_environment = address is None
+    if address is None:
+        address = os.environ.get("RAY_ADDRESS") or "local"  # the variable is also set inside a Ray job
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is None or address == "local":
-        return _started(workers, demand, extra, store_bytes, settings)
     try:
-        return _connected(address, settings)
-    except BadInput as error:
-        if not from_environment:
-            raise
-        raise BadInput(f"{error} (this address is from RAY_ADDRESS)") from error
+        if address == "local":
+            cluster = _started(workers, demand, extra or {}, settings)
+        else:
+            cluster = _connected(address, settings)
+    except BaseException as error:
+        restore_variables(variables)
+        if from_environment and address != "local" and isinstance(error, BadInput):
+            raise BadInput(f"{error} (this address is from RAY_ADDRESS)") from error
+        raise
+    cluster.variables_before = variables
+    return cluster
 
 
 def ray_module() -> Any:
-    """Ray, or the sentence that says how to get it."""
+    """Import Ray; BadInput with the install line if it is missing."""
     try:
         import ray
     except ImportError as error:
@@ -203,7 +220,7 @@ def ray_module() -> Any:
 
 
 def _already_connected(address: str | None, environment: dict[str, Any]) -> Cluster:
-    """The connection that the user's script made with ray.init."""
+    """Use the connection that the user's script made with ray.init."""
     import ray
 
     if ray.util.client.ray.is_connected():
@@ -222,17 +239,15 @@ def _already_connected(address: str | None, environment: dict[str, Any]) -> Clus
     return Cluster(None, connected_here=False)
 
 
-def _started(
-    workers: int, demand: Demand, extra: Mapping[str, float], store_bytes: int | None, settings: dict[str, Any]
-) -> Cluster:
-    """A Ray on this machine with room for the run: more CPUs than there are cores is fine, as in the local engine."""
+def _started(workers: int, demand: Demand, extra: Mapping[str, float], settings: dict[str, Any]) -> Cluster:
+    """Start Ray on this machine with room for the run. It may have more CPUs than cores, as in the local engine."""
     session = Session()
     names = demand.resources.keys() | (extra.keys() - {"CPU", "GPU"})
     resources = {name: demand.resources.get(name, 0.0) * workers + extra.get(name, 0.0) for name in names}
     cpus = demand.cpus * workers + extra.get("CPU", 0.0)
     try:
-        with _sentences():
-            session.start(cpus=cpus, resources=resources, object_store_bytes=store_bytes, **settings)
+        with _explained_errors():
+            session.start(cpus=cpus, resources=resources, **settings)
         prints_to_stderr()
         return Cluster(session, connected_here=True)
     except BaseException:
@@ -247,7 +262,7 @@ def _connected(address: str, settings: dict[str, Any]) -> Cluster:
     places = security.reachable_places(found.address, found.nodes, found.dashboard)
     security.warn_if_open(places, found.takes_anyone)
     try:
-        with _sentences(), loopback_only(found.on_loopback), untouched_signals():
+        with _explained_errors(), loopback_only(found.on_loopback), untouched_signals():
             ray.init(address=found.address, **settings)
         prints_to_stderr()
         return Cluster(None, connected_here=True)
@@ -256,15 +271,14 @@ def _connected(address: str, settings: dict[str, Any]) -> Cluster:
         raise
 
 
-class _sentences:  # noqa: N801 - it reads as what it gives
-    """Errors of ray.init in words a person can act on."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not isinstance(error, Exception) or isinstance(error, BadInput):
-            return
+@contextmanager
+def _explained_errors() -> Iterator[None]:
+    """Turn errors of ray.init into BadInput with a remedy."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:
         text, said = str(error), first_line(error)
         if "Failed to merge the Job" in text:
             raise BadInput(

@@ -1,4 +1,4 @@
-"""Workers and learner shards as Ray actors, on one machine or many, which may come and go."""
+"""The Ray engine: its settings and their checks. `RayRun` holds an open run."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from typing import Any
 from torch import Tensor
 
 from quorate.checkpoint import CheckpointFolder
-from quorate.engines._kept import HALF, Kept
 from quorate.engines.base import CheckpointWriter, Job
-from quorate.engines.processes.live import check_faults
-from quorate.engines.processes.live_engine import LiveEngine
-from quorate.engines.processes.memory import WIRES
+from quorate.engines.shared.real_time import LiveEngine, check_faults
+from quorate.engines.shared.shared_memory import WIRES
+from quorate.engines.shared.update import KEPT, KEPT_HALF
 from quorate.errors import BadInput, check_at_least
 from quorate.faults import Faults, parse_faults
 from quorate.latency import Latency, parse_latency
+from quorate.schema import MOST_THREADS, MOST_WORKERS
 
 
 class Ray(LiveEngine):
-    """Workers on a Ray cluster: the one at `address`, the one this process or job is connected to, or one on this
-    machine that is started for the run.
+    """Workers on a Ray cluster: the one at `address`, the one this process or job is connected to, or one that is
+    started on this machine for the run.
 
-    workers: how many there shall be. Those the cluster has no room for join when it has.
-    address: of the cluster's head, host:port; "auto" for one on this machine. None: see above.
-    shards: into how many parts the model is cut; None: one a node.
-    cpus, gpus, resources: what one worker takes of its node, in Ray's units; resources are those of your own naming.
-    shard_resources: the same for a shard, e.g. {"stable": 1} for nodes that are not spot machines.
-    runtime_env, working_dir: what Ray sends to the nodes beside the task itself.
-    wait_s: how long to wait for a cluster that has room for the quorum.
-    threads: threads inside torch, in each worker.
-    device: where workers compute: "cpu" or "cuda"; None: "cuda" where they have GPUs.
-    latency: an artificial delay before each ticket, as a model or its text form; drawn as the simulator draws it.
-    faults: when workers are killed, as a script or its text form; killed for real. They come back by themselves.
-    wire: how gradients are stored on their way: "fp32" as they are, or "bf16", half the bytes.
+    workers: number of workers. Workers for which the cluster has no room join when it has.
+    address: host:port of the cluster's head; "auto" for a cluster on this machine. None: see above.
+    shards: number of parts into which the model is split; None: one for each node.
+    cpus, gpus, resources: resources that one worker takes of its node, in Ray's units; `resources` are custom ones.
+    shard_resources: custom resources of a shard, e.g. {"stable": 1} for nodes that are not spot machines.
+    runtime_env, working_dir: files and packages that Ray sends to the nodes in addition to the task.
+    wait_s: seconds to wait for the cluster to have room for the quorum.
+    threads: torch threads in each worker.
+    device: device of the workers: "cpu" or "cuda"; None: "cuda" if they have GPUs.
+    latency: artificial delay before each ticket, as a model or its text form; drawn as in the simulator.
+    faults: script of worker kills, or its text form. Processes are really killed; they are replaced automatically.
+    wire: format of gradients in transit: "fp32" (exact) or "bf16" (half the bytes).
     """
 
     name = "ray"
     keeps_checkpoints = True
-    #: It may lose a part of the learner, so checkpoints are taken even where nobody asks for them.
+    #: A shard may be lost, so checkpoints are written even if the user does not ask for them.
     may_lose_learner = True
 
     def __init__(
@@ -63,7 +63,7 @@ class Ray(LiveEngine):
         faults: Faults | str | None = None,
         wire: str = "fp32",
     ) -> None:
-        self.workers = check_at_least("workers", workers, 1)
+        self.workers = check_at_least("workers", workers, 1, MOST_WORKERS)
         self.address = address
         self.shards = None if shards is None else check_at_least("shards", shards, 1)
         self.cpus, self.gpus = _amount("cpus", cpus), _amount("gpus", gpus)
@@ -74,7 +74,7 @@ class Ray(LiveEngine):
         if not wait_s >= 0:
             raise BadInput(f"wait_s is {wait_s}, but a time to wait cannot be negative")
         self.wait_s = wait_s
-        self.threads = check_at_least("threads", threads, 1)
+        self.threads = check_at_least("threads", threads, 1, MOST_THREADS)
         self.device = device or ("cuda" if gpus else "cpu")
         if self.device not in ("cpu", "cuda"):
             raise BadInput(f"device is {self.device!r}, but workers on Ray compute on cpu or cuda")
@@ -99,7 +99,7 @@ class Ray(LiveEngine):
             "latency": None if self.latency is None else self.latency.text(),
             "faults": None if self.faults is None else self.faults.source,
             "wire": self.wire,
-            "arithmetic": Kept.arithmetic if self.wire == "fp32" else HALF,
+            "arithmetic": KEPT if self.wire == "fp32" else KEPT_HALF,
         }
 
     # ------------------------------------------------------------ opening and closing
@@ -111,13 +111,13 @@ class Ray(LiveEngine):
         from quorate.engines.ray.cluster import ray_module
 
         ray_module()
-        from quorate.engines.ray.opened import Opened
+        from quorate.engines.ray.run import RayRun
 
         with ExitStack() as to_close:
-            opened = Opened(self, job, to_close)
-            opened.start()
-            self._open = opened
-            opened.to_close = to_close.pop_all()
+            run = RayRun(self, job, to_close)
+            run.start()
+            self._open = run
+            run.to_close = to_close.pop_all()
 
     # ------------------------------------------------------------ the model
 

@@ -1,4 +1,4 @@
-"""Who can reach a Ray cluster. Ray executes code for whoever reaches it, so its address and its token matter."""
+"""Who can reach a Ray cluster: tokens, addresses and a warning. Ray executes code for everybody who can reach it."""
 
 from __future__ import annotations
 
@@ -12,41 +12,49 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-_MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _LISTENING = "0A"  # a state in /proc/net/tcp
 
 
-# ---------------------------------------------------------------- a token for a cluster of our own
+# ---------------------------------------------------------------- the token of a cluster started here
+
+
+@contextmanager
+def changed_environment(**variables: str | None) -> Iterator[None]:
+    """Inside, these environment variables have these values (None: unset); afterwards they are restored."""
+    before = {name: os.environ.get(name) for name in variables}
+    _set_variables(variables)
+    try:
+        yield
+    finally:
+        _set_variables(before)
+
+
+def _set_variables(variables: dict[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @contextmanager
 def fresh_token() -> Iterator[None]:
-    """Inside, Ray processes that are started ask for a token nobody else knows; afterwards only they and Ray's
-    client in this process have it. It is never printed and never on disk. `forget_token` takes it from the client.
+    """Inside, Ray processes start with a new secret token.
+
+    Afterwards only these processes and Ray's client in this process know the token. It is never printed and never
+    written to disk. `forget_token` removes it from the client.
     """
-    before = {name: os.environ.get(name) for name in (_MODE, _TOKEN, _TOKEN_FILE)}
-    os.environ.pop(_TOKEN_FILE, None)
-    os.environ.update({_MODE: "token", _TOKEN: secrets.token_hex(32)})
-    _read_again()
-    try:
+    token = secrets.token_hex(32)
+    with changed_environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token, RAY_AUTH_TOKEN_PATH=None):
+        forget_token()  # the client reads the new token
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def forget_token() -> None:
-    """Ray's client in this process goes back to what the environment says; for after the shutdown."""
-    _read_again()
-
-
-def _read_again() -> None:
+    """Make Ray's client in this process read mode and token from the environment again; call it after a shutdown."""
     from ray._raylet import AuthenticationTokenLoader, Config
 
-    Config.initialize("")  # first: a thread that still ends would look for a token of the old mode
+    Config.initialize("")  # first: a thread that is still ending would look for a token of the old mode
     AuthenticationTokenLoader.instance().reset_cache()
 
 
@@ -54,27 +62,27 @@ def _read_again() -> None:
 
 
 def is_loopback(host: str) -> bool:
-    return all(address.is_loopback for address in _addresses(host)) and bool(_addresses(host))
+    addresses = _addresses(host)
+    return bool(addresses) and all(address.is_loopback for address in addresses)
 
 
 def public_addresses(hosts: Iterable[str]) -> list[str]:
-    """Those that the whole internet can route to: not loopback, private, link-local or a carrier's own."""
+    """The hosts that are routable from the internet: not loopback, private, link-local or carrier-grade NAT."""
     return [host for host in dict.fromkeys(hosts) if any(address.is_global for address in _addresses(host))]
 
 
 def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """A host's addresses; none where its name is unknown."""
+    """The IP addresses of a host; empty for an unknown name."""
     found = []
     with suppress(OSError, UnicodeError):
         for *_, place in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
             address = ipaddress.ip_address(str(place[0]).partition("%")[0])
-            mapped = getattr(address, "ipv4_mapped", None)
-            found.append(mapped or address)
+            found.append(getattr(address, "ipv4_mapped", None) or address)
     return found
 
 
 def is_here(host: str) -> bool:
-    """Whether an address is one of this machine's: only those can be bound."""
+    """Whether an address belongs to this machine: only such addresses can be bound."""
     for address in _addresses(host):
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as trial:
@@ -89,7 +97,7 @@ class Listener(NamedTuple):
 
 
 def listeners() -> list[Listener]:
-    """What listens on this machine, from /proc; empty where there is none."""
+    """The listening TCP sockets of this machine, from /proc; empty on systems without it."""
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
@@ -102,18 +110,18 @@ def listeners() -> list[Listener]:
 
 
 def _proc_address(text: str) -> str:
-    """An address as the kernel writes it: words of 32 bits, each in the machine's own order."""
+    """Parse an address of /proc/net: 32-bit words, each in the machine's byte order."""
     data = b"".join(bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
     address = ipaddress.ip_address(data)
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def own_public_addresses() -> list[str]:
-    """The public addresses of this machine that its name or its route to the outside shows."""
+    """The public addresses of this machine that its host name or its outgoing route shows."""
     found = [socket.gethostname()]
     for family, target in ((socket.AF_INET, "8.8.8.8"), (socket.AF_INET6, "2001:4860:4860::8888")):
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as trial:
-            trial.connect((target, 9))  # sends nothing: it only asks which own address would be used
+            trial.connect((target, 9))  # sends nothing: it only selects the source address
             found.append(str(trial.getsockname()[0]))
     return public_addresses(found)
 
@@ -122,24 +130,23 @@ def own_public_addresses() -> list[str]:
 
 
 def warn_if_open(places: dict[str, str], takes_anyone: bool) -> None:
-    """One warning when a cluster that asks for no token can be reached by anybody.
+    """Warn once if a cluster without a token has a public address.
 
-    `places`: host -> what is there, for the sentence.
+    places: host -> the name of the thing at this host, for the warning.
     """
-    if not takes_anyone:
-        return
-    for host in public_addresses(places):
+    public = public_addresses(places) if takes_anyone else []
+    if public:
         warnings.warn(
-            f"{places[host]} is at {host}, a public address, and asks for no token: Ray executes code for whoever "
-            f"reaches it; close its ports to the outside, or start Ray with RAY_AUTH_MODE=token (see docs/ray.md)",
+            f"{places[public[0]]} is at {public[0]}, a public address, and asks for no token: Ray executes code for "
+            f"whoever reaches it; close its ports to the outside, or start Ray with RAY_AUTH_MODE=token "
+            f"(see docs/ray.md)",
             RuntimeWarning,
             stacklevel=2,
         )
-        return
 
 
 def reachable_places(address: str, nodes: Iterable[str], dashboard: str) -> dict[str, str]:
-    """Where a cluster can be reached, as far as this machine can see."""
+    """The hosts at which this machine can see the cluster: host -> the name of the thing at this host."""
     host, _, port = address.rpartition(":")
     places = {host.strip("[]"): "the Ray cluster"}
     places |= {node: "a node of the Ray cluster" for node in nodes if node not in places}

@@ -1,4 +1,4 @@
-"""A shard of the learner: some of the model's tensors, with their optimizer, on some node."""
+"""A shard of the learner: some of the model's tensors, with their optimizer, on one node."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import ray
@@ -14,27 +15,68 @@ import torch
 from torch import nn
 
 from quorate.checkpoint import check_can_save, check_same_tensors
-from quorate.engines._buffers import Buffers
-from quorate.engines.processes.blocks import Block
-from quorate.engines.processes.making import Arrival, Maker, Prepared, Weights
-from quorate.engines.processes.memory import BlockLayout
-from quorate.engines.ray.segment import SegmentAddress, make_segment
-from quorate.engines.ray.setting import Setting, as_array, as_tensor, pack_state, unpack_state
-from quorate.engines.ray.shipping import explained, unship
+from quorate.engines.ray.task_transfer import explained, unship
+from quorate.engines.ray.transport import (
+    ActorConfig,
+    SegmentAddress,
+    as_array,
+    as_tensor,
+    make_segment,
+    pack_state,
+    unpack_state,
+)
+from quorate.engines.shared.buffers import Buffers
+from quorate.engines.shared.shared_memory import Block, BlockLayout
+from quorate.engines.shared.update import Arrival, Maker, Prepared, Weights, leave_out_non_finite, weights_of
 from quorate.errors import BadInput
 from quorate.events import Ticket
 from quorate.learner import Learner
 from quorate.noise import Norms
 
-#: Threads of the actor beside the one that does its work.
+
+def cut(sizes: Sequence[int], shards: int) -> list[slice]:
+    """Split tensors of these sizes into contiguous parts, so that the largest part is as small as possible.
+
+    There are at most as many parts as tensors, and no part is empty.
+    """
+    shards = min(shards, len(sizes))
+    smallest, largest = max(sizes), sum(sizes)
+    while smallest < largest:
+        middle = (smallest + largest) // 2
+        if _parts_needed(sizes, middle) <= shards:
+            largest = middle
+        else:
+            smallest = middle + 1
+    bounds = [0]
+    filled = 0
+    for index, size in enumerate(sizes):
+        must_split = len(sizes) - index == shards - len(bounds)  # as many tensors as parts are left
+        if index > bounds[-1] and (filled + size > largest or must_split):
+            bounds.append(index)
+            filled = 0
+        filled += size
+    return [slice(start, stop) for start, stop in zip(bounds, [*bounds[1:], len(sizes)], strict=True)]
+
+
+def _parts_needed(sizes: Sequence[int], most: int) -> int:
+    """How many parts there are if each part is filled up to `most` before the next one starts."""
+    parts, filled = 1, 0
+    for size in sizes:
+        if filled + size > most:
+            parts, filled = parts + 1, 0
+        filled += size
+    return parts
+
+
+#: Threads of the actor in addition to its main thread.
 SHARD_GROUPS = {"life": 1, "talk": 1, "take": 1}
 
 
 class Given(NamedTuple):
-    """An arrival, as every shard is told of it: blocks have the same numbers in all of them."""
+    """An arrival as it is sent to every shard; block numbers are the same in all shards."""
 
     ticket: Ticket
-    read: int  # block of the version it was computed at; -1: nobody asks
+    read: int  # block of the version it was computed at; -1: not needed
     gradient: int
     some_missing: bool
 
@@ -43,59 +85,58 @@ class Given(NamedTuple):
 class UpdateOrder:
     """An update to make."""
 
-    version: int  # that it starts from
+    version: int  # version before the update
     arrivals: tuple[Given, ...]
     weights: Weights
     target: int  # the block for the next version
-    publish: bool  # whether workers on other nodes will read it
+    publish: bool  # whether workers on other nodes read the next version
 
 
-class Verdict(NamedTuple):
-    """What came of an update in the only shard."""
+class UpdateResult(NamedTuple):
+    """Result of an update."""
 
     norm: float | None
     norms: Norms | None
-    refused: tuple[int, ...] = ()  # places of arrivals that were left out; all of them: nothing was applied
+    refused: tuple[int, ...] = ()  # indices of arrivals that were left out; if all were, nothing was applied
 
 
 class Shard:
-    """An actor with one thread for its work, one for gradients that come in, and one for its life.
+    """An actor that holds one shard and applies updates to it. The driver decides which gradients make a version.
 
-    It does what it is told; which gradients make a version is decided elsewhere.
+    One thread makes updates, one receives gradients, one answers pings, and one waits in `live`.
     """
 
-    def __init__(self, parcel: dict[str, Any], setting: Setting) -> None:
-        torch.set_num_threads(setting.threads)
-        sys.argv[:] = setting.argv
-        self._setting = setting
-        self._parcel = parcel
+    def __init__(self, payload: dict[str, Any], config: ActorConfig) -> None:
+        torch.set_num_threads(config.threads)
+        sys.argv[:] = config.argv
+        self._payload, self._config = payload, config
 
     def __repr__(self) -> str:
         return "shard"
 
     @ray.method(concurrency_group="talk")  # type: ignore[untyped-decorator]
     def ping(self) -> None:
-        """Answers, if anybody does."""
+        """Return at once, to show that the process is responsive."""
 
     @ray.method(concurrency_group="life")  # type: ignore[untyped-decorator]
     def live(self) -> None:
-        """Never answers: who waits for it hears when this shard is gone."""
+        """Never return: Ray fails the call when this shard dies, which notifies the caller."""
         threading.Event().wait()
 
     def begin(self, part: slice, first: int) -> SegmentAddress | BadInput:
-        """Take charge of these tensors; their first version is in block `first`. Says where its memory is."""
+        """Load these tensors, with their first version in block `first`; the address of the shard's memory."""
         try:
             return self._begin(part, first)
         except BadInput as wrong:
             return wrong
 
     def _begin(self, part: slice, first: int) -> SegmentAddress:
-        setting = self._setting
-        task = unship(self._parcel)
+        config = self._config
+        task = unship(self._payload)
         with explained(task.name):
-            learner = Learner(task, setting.learning, setting.seed, torch.device("cpu"), part)
-        self._has_buffers = not part.start
-        self._layout = BlockLayout(learner.model, setting.wire, part)
+            learner = Learner(task, config.learning, config.seed, torch.device("cpu"), part)
+        self._has_buffers = not part.start  # the first shard has the buffers
+        self._layout = BlockLayout(learner.model, config.wire, part)
         self._segment, address = make_segment(ray.get_runtime_context().get_node_id(), self._layout.nbytes)
         self._blocks: dict[int, Block] = {}
         torch.set_num_threads(1)
@@ -104,11 +145,11 @@ class Shard:
             self._layout,
             self._buffers(learner),
             self._block(first),
-            worker_threads=setting.threads,
-            spare_threads=max(1, min(setting.threads, len(os.sched_getaffinity(0)))),
+            worker_threads=config.threads,
+            spare_threads=max(1, min(config.threads, len(os.sched_getaffinity(0)))),
         )
         self._prepared: list[Arrival] = []
-        self._last: tuple[int, Any] | None = None  # the version an update started from, and what was said of it
+        self._last: tuple[int, Any] | None = None  # version before the last update, and the answer
         return address
 
     def _buffers(self, learner: Learner) -> Buffers:
@@ -124,9 +165,9 @@ class Shard:
 
     @ray.method(concurrency_group="take")  # type: ignore[untyped-decorator]
     def take(self, block: int, piece: Any) -> None:
-        """A gradient from another node comes into this block. To take it twice does no harm.
+        """Copy a gradient from another node into this block. Doing so twice does no harm.
 
-        Beside everything else, since one whose node has died may take long to fail.
+        It has its own thread, because the call may take long to fail if the gradient's node has died.
         """
         self._segment.block(block).copy_(as_tensor(piece))
 
@@ -145,61 +186,58 @@ class Shard:
         for ticket, read, gradient, some_missing in order.arrivals:
             version = self._maker.newest if read < 0 else self._block(read)
             found.append(Arrival(ticket, version, self._block(gradient), 0.0, some_missing))
-        if self._setting.learning.delay_compensation:
+        if self._config.learning.delay_compensation:
             for arrival in found:
                 self._maker.compensate(arrival)
         return found
 
-    def _answer(self, order: UpdateOrder, said: Any) -> Any:
-        self._last = order.version, said
-        return (said, self.piece(order.target)) if order.publish else said
+    def _answer(self, order: UpdateOrder, answer: Any) -> Any:
+        self._last = order.version, answer
+        return (answer, self.piece(order.target)) if order.publish else answer
 
-    # ------------------------------------------------------------ the only shard
+    # ------------------------------------------------------------ updates of a model in one shard
 
     def apply(self, order: UpdateOrder) -> Any:
-        """Make the next version; a Verdict, and the version as an object if that is wanted.
+        """Make the next version; an UpdateResult, and the version as an object if `order.publish`.
 
-        Ray may run a call and still report that it failed: the second time, the same is answered.
+        Ray may execute a call and still report a failure; a repeated call returns the same answer.
         """
         if self._last is not None and self._last[0] == order.version:
             return self._answer(order, self._last[1])
         maker, target = self._maker, self._block(order.target)
         arrivals = self._arrivals(order)
         outcome = maker.make(arrivals, order.weights, target)
-        refused: tuple[int, ...] = ()
+        kept: Sequence[int] = range(len(arrivals))
         if outcome is None:
-            kept = maker.finite_ones(arrivals)
-            refused = tuple(place for place in range(len(arrivals)) if place not in kept)
-            if 0 < len(kept) < len(arrivals):
-                outcome = maker.make([arrivals[place] for place in kept], weights_of(order.weights, kept), target)
+            finite = maker.finite_ones(arrivals)
+            outcome, kept = leave_out_non_finite(arrivals, order.weights, finite, partial(maker.make, target=target))
             if outcome is None:
                 maker.skip(target)
-                refused = tuple(range(len(arrivals)))
+        refused = tuple(place for place in range(len(arrivals)) if place not in kept)
         norm, norms = (None, None) if outcome is None else (outcome.norm, outcome.norms)
-        return self._answer(order, Verdict(norm, norms, refused))
+        return self._answer(order, UpdateResult(norm, norms, refused))
 
-    # ------------------------------------------------------------ one of several
+    # ------------------------------------------------------------ updates of a model in several shards
 
     def prepare(self, order: UpdateOrder) -> Prepared | list[int]:
-        """The mean of these, not applied yet; where it is not finite, the places of those that are."""
+        """Compute the mean gradient without applying it; if it is not finite, the indices of finite gradients."""
         if order.version == self._maker.learner.version and not self._prepared:
             self._prepared = self._arrivals(order)
         prepared = self._maker.prepare(self._prepared, order.weights)
         return self._maker.finite_ones(self._prepared) if prepared is None else prepared
 
     def keep(self, order: UpdateOrder, kept: Sequence[int]) -> Prepared | None:
-        """As `prepare`, but only of those at these places; None if that is not finite either."""
-        weights = weights_of(order.weights, kept)
-        return self._maker.prepare([self._prepared[place] for place in kept], weights)
+        """As `prepare`, with only the arrivals at these indices; None if their mean is not finite either."""
+        return self._maker.prepare([self._prepared[index] for index in kept], weights_of(order.weights, kept))
 
     def commit(self, order: UpdateOrder, kept: Sequence[int], norm: float | None) -> Any:
-        """Apply what was prepared, of those at these places; of none, only the version moves."""
+        """Apply the prepared mean of the arrivals at these indices; without any, only count the version up."""
         if self._last is not None and self._last[0] == order.version:
             return self._answer(order, None)
         arrivals, self._prepared = self._prepared, []
         target = self._block(order.target)
         if kept:
-            self._maker.commit([arrivals[place] for place in kept], target, norm)
+            self._maker.commit([arrivals[index] for index in kept], target, norm)
         else:
             self._maker.skip(target)
         return self._answer(order, None)
@@ -207,7 +245,7 @@ class Shard:
     # ------------------------------------------------------------ checkpoints
 
     def check_can_save(self) -> BadInput | None:
-        """What is wrong, if no checkpoint can hold this shard."""
+        """The reason why no checkpoint can hold this shard, if there is one."""
         try:
             check_can_save(self._maker.learner.state())
         except BadInput as wrong:
@@ -215,16 +253,16 @@ class Shard:
         return None
 
     def state(self, version: int, older: Sequence[tuple[int, int]]) -> Any:
-        """Everything a resumed run needs of this shard; `older` are versions kept, and their blocks."""
+        """State of this shard for a checkpoint; `older` are the numbers and blocks of older versions to include."""
         assert self._maker.learner.version == version, "calls came in another order than they were made"
         kept = [
             [version, block.flat.buffer.clone(), [one.clone() for one in block.buffers]]
-            for version, block in ((version, self._block(number)) for version, number in older)
+            for version, block in ((number, self._block(block)) for number, block in older)
         ]
         return pack_state({"learner": self._maker.learner.state(), "older": kept})
 
     def restore(self, packed: Any, newest: int, older: Sequence[int]) -> BadInput | None:
-        """Continue from a state, with the newest version and the older ones in these blocks."""
+        """Restore a state, with the newest version and the older ones in these blocks."""
         state = unpack_state(*packed)
         maker = self._maker
         try:
@@ -246,7 +284,3 @@ class Shard:
             self._block(number).set_buffers(buffers)
         self._prepared, self._last = [], None
         return None
-
-
-def weights_of(weights: Weights, kept: Sequence[int]) -> Weights:
-    return None if weights is None else tuple(weights[place] for place in kept)

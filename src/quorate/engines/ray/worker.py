@@ -1,4 +1,4 @@
-"""A worker on some node: computes the gradient of a ticket, and gives up when the next one comes."""
+"""The worker actor: computes the gradient of a ticket, and abandons it when the next ticket comes."""
 
 from __future__ import annotations
 
@@ -13,48 +13,46 @@ import ray
 import torch
 from torch import Tensor
 
-from quorate.engines._batches import Batches
-from quorate.engines.processes import messages
-from quorate.engines.processes.computing import Cancelled, Computer, Place
-from quorate.engines.processes.loading import Loader
-from quorate.engines.ray.segment import Segment, attach
-from quorate.engines.ray.setting import Cut, Setting, as_array, as_tensor
-from quorate.engines.ray.shipping import explained, unship
+from quorate.engines.ray.task_transfer import explained, unship
+from quorate.engines.ray.transport import ActorConfig, Cut, Segment, as_array, read_blocks
+from quorate.engines.shared import messages
+from quorate.engines.shared.batches import Batches, Loader
+from quorate.engines.shared.compute import Cancelled, Computer, TensorPlace
 from quorate.errors import BadInput
 from quorate.ledger import Ledger
 
-#: Threads of the actor: two orders, of which the second makes the first give up; and what is said meanwhile.
+#: Threads of the actor: two for orders, since a second order cancels the first; the others take calls meanwhile.
 GROUPS = {"orders": 2, "talk": 2, "life": 1}
 
 
 class Ready(NamedTuple):
-    """A worker is there."""
+    """Sent by a worker that is ready to compute."""
 
     node: str
     pid: int
-    attached: tuple[bool, ...]  # whose memory it shares, shard by shard
+    attached: tuple[bool, ...]  # for each shard: whether the worker shares its memory
 
 
-class Worker:
-    """An actor. Several threads call it: `compute` for one ticket after the other, and `cancel` beside it."""
+class WorkerActor:
+    """An actor with several threads: one `compute` runs at a time, and `cancel` may run at the same time."""
 
-    def __init__(self, parcel: dict[str, Any], setting: Setting, number: int) -> None:
-        self._parcel, self._setting, self._number = parcel, setting, number
-        self._turn = threading.Lock()  # one computes, the next waits until that one has noticed
+    def __init__(self, payload: dict[str, Any], config: ActorConfig, number: int) -> None:
+        self._payload, self._config, self._number = payload, config, number
+        self._computing = threading.Lock()  # a new order waits until the cancelled one has stopped
         self._changed = threading.Condition()
-        self._floor = 0  # tickets below it are over
+        self._floor = 0  # tickets below it are cancelled
         self._floor_moved = 0.0
-        self._mine = threading.local()  # of each thread: memory for what goes to other nodes
+        self._thread = threading.local()  # memory of each thread for gradients that go to other nodes
         self._ticket = -1
-        self._era = 0
+        self._attachments = 0  # how often the shards' memory was opened: version numbers repeat after a rollback
         self._segments: list[Segment | None] = []
-        self._places: dict[tuple[int, bool], Place] = {}
+        self._places: dict[tuple[int, bool], TensorPlace] = {}
 
     def __repr__(self) -> str:
-        return f"worker {self._number}"  # what stands before each line it prints
+        return f"worker {self._number}"  # Ray's prefix of the lines that this actor prints
 
     def begin(self, cut: Cut) -> Ready | bytes:
-        """Get ready; what went wrong instead, as a packet."""
+        """Load the task and attach to the shards; a packet with the error if that fails."""
         try:
             self._begin(cut)
         except Exception as error:
@@ -64,33 +62,30 @@ class Worker:
 
     @ray.method(concurrency_group="talk")  # type: ignore[untyped-decorator]
     def attach(self, cut: Cut) -> Ready:
-        """Find the memory of the shards, which are others when one was lost; versions may then come again."""
-        with self._turn:
-            self._era += 1
+        """Open the shards' memory, again after a shard was replaced."""
+        with self._computing:
+            self._attachments += 1
             self._computer.forget_memory()
-            for old in self._segments:
-                if old is not None:
-                    old.close()
-            self._segments = [attach(segment, self._node) for segment in cut.segments]
+            self._segments = cut.attach(self._segments, self._node)
             self._places.clear()
             return Ready(self._node, os.getpid(), tuple(segment is not None for segment in self._segments))
 
     def _begin(self, cut: Cut) -> None:
-        setting = self._setting
-        sys.argv[:] = setting.argv
+        config = self._config
+        sys.argv[:] = config.argv
         self._set_threads()
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        device = torch.device(setting.device)
-        task = unship(self._parcel)
+        device = torch.device(config.device)
+        task = unship(self._payload)
         with explained(task.name):
-            ledger = Ledger(setting.samples, setting.batch_size, None, setting.seed)
-            self._loader = Loader(Batches(task, ledger, setting.seed, device))
+            ledger = Ledger(config.samples, config.batch_size, None, config.seed)
+            self._loader = Loader(Batches(task, ledger, config.seed, device))
             self._computer = Computer(
                 task,
-                seed=setting.seed,
+                seed=config.seed,
                 device=device,
-                wire=setting.wire,
-                look_through=setting.look_through,
+                wire=config.wire,
+                look_through=config.look_through,
                 check=self._check,
                 cut=cut.parts,
             )
@@ -100,24 +95,24 @@ class Worker:
         self._node: str = ray.get_runtime_context().get_node_id()
 
     def _set_threads(self) -> None:
-        """Threads inside torch are a setting of the calling thread."""
-        if not getattr(self._mine, "is_set", False):
-            torch.set_num_threads(self._setting.threads)
-            self._mine.is_set = True
+        """Set torch's number of threads, which is a setting of each calling thread."""
+        if not getattr(self._thread, "is_set", False):
+            torch.set_num_threads(self._config.threads)
+            self._thread.is_set = True
 
     # ------------------------------------------------------------ orders
 
     @ray.method(concurrency_group="orders")  # type: ignore[untyped-decorator]
     def compute(self, packet: bytes, *pieces: Any) -> Any:
-        """A packet that answers the order, and the parts of the gradient that go to shards on other nodes.
+        """Carry out an order; the answer as a packet, and the gradient's parts for shards on other nodes.
 
-        pieces: the version's parts that are in shards on other nodes, in their order.
+        pieces: the version's parts in shards on other nodes, in shard order.
         """
         order = messages.unpack_order(packet)
         assert order is not None
         self._end_before(order.ticket)
         parts: list[Any] = []
-        with self._turn:
+        with self._computing:
             self._set_threads()
             try:
                 answer, gradient = self._carry_out(order, pieces)
@@ -132,79 +127,75 @@ class Worker:
             return answer
         return (answer, *parts) if parts else (answer, *(None for _ in pieces))
 
-    def _carry_out(self, order: messages.Work, pieces: tuple[Any, ...]) -> tuple[bytes, Place | None]:
+    def _carry_out(self, order: messages.TicketOrder, pieces: tuple[Any, ...]) -> tuple[bytes, TensorPlace | None]:
         self._ticket = order.ticket
         self._check()
         if len(pieces) != self._segments.count(None):
-            raise Cancelled  # shards have moved since it was ordered
+            raise Cancelled  # shards have moved since the order was sent
         started = perf_counter()
         batch = self._loader.get(order.batch, self._check)
         loaded = perf_counter()
         self._loader.expect(order.next_batch)
         if order.delay_s > 0:
-            self._hold_back(order.delay_s)
+            self._sleep(order.delay_s)
         self._check()
         version = self._version(order.version_block, pieces)
-        self._computer.look_at(version, (self._era, order.version_block, order.version))
+        self._computer.look_at(version, (self._attachments, order.version_block, order.version))
         place = self._gradient(order.gradient_block)
         computed = self._computer.compute(batch, place, self._check)
         if not computed.finite:
             return messages.pack_refused(order.ticket), None
         compute_s = perf_counter() - loaded
-        done = messages.Done(order.ticket, computed.loss, loaded - started, compute_s, computed.some_missing)
+        done = messages.DoneAnswer(order.ticket, computed.loss, loaded - started, compute_s, computed.some_missing)
         return messages.pack_done(done), place
 
-    def _version(self, block: int, pieces: tuple[Any, ...]) -> Place:
-        """What to read: blocks of shards on this node, objects of the others."""
+    def _version(self, block: int, pieces: tuple[Any, ...]) -> TensorPlace:
+        """The version to read: shared memory of shards on this node, objects of the other shards."""
         if not pieces:
             return self._shared(block, gradient=False)
-        objects = iter(pieces)
-        found = [
-            segment.block(block) if segment is not None else as_tensor(next(objects)) for segment in self._segments
-        ]
-        return Place(list(zip(self._computer.layouts, found, strict=True)), gradient=False, lasting=False)
+        memories = read_blocks(self._segments, block, pieces)
+        return TensorPlace(list(zip(self._computer.layouts, memories, strict=True)), gradient=False, lasting=False)
 
-    def _gradient(self, block: int) -> Place:
-        """Where to write. What goes to other nodes is written into memory of this thread, which then sends it."""
+    def _gradient(self, block: int) -> TensorPlace:
+        """Where to write the gradient. Parts for other nodes go into memory of this thread, which then sends them."""
         if None not in self._segments:
             return self._shared(block, gradient=True)
-        own: list[Tensor] | None = getattr(self._mine, "memory", None)
+        layouts = self._computer.layouts
+        own: list[Tensor] | None = getattr(self._thread, "memory", None)
         if own is None:
-            sizes = [layout.nbytes for layout in self._computer.layouts]
-            own = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
-            self._mine.memory = own
-        found = [
+            own = self._thread.memory = [torch.zeros(layout.nbytes, dtype=torch.uint8) for layout in layouts]
+        memories = [
             memory if segment is None else segment.block(block)
             for segment, memory in zip(self._segments, own, strict=True)
         ]
-        return Place(list(zip(self._computer.layouts, found, strict=True)), gradient=True)
+        return TensorPlace(list(zip(layouts, memories, strict=True)), gradient=True)
 
-    def _shared(self, block: int, gradient: bool) -> Place:
+    def _shared(self, block: int, gradient: bool) -> TensorPlace:
         found = self._places.get((block, gradient))
         if found is None:
             memories = [segment.block(block) for segment in self._segments if segment is not None]
             pieces = list(zip(self._computer.layouts, memories, strict=True))
-            found = self._places[block, gradient] = Place(pieces, gradient=gradient)
+            found = self._places[block, gradient] = TensorPlace(pieces, gradient=gradient)
         return found
 
-    # ------------------------------------------------------------ what is said meanwhile
+    # ------------------------------------------------------------ calls during a computation
 
     @ray.method(concurrency_group="talk")  # type: ignore[untyped-decorator]
     def cancel(self, ticket: int) -> None:
-        """This ticket is over, and there is no next one."""
+        """Cancel this ticket without a next one."""
         self._end_before(ticket + 1)
 
     @ray.method(concurrency_group="talk")  # type: ignore[untyped-decorator]
     def ping(self) -> None:
-        """Answers at once, if anybody does."""
+        """Return at once, to show that the process is responsive."""
 
     @ray.method(concurrency_group="life")  # type: ignore[untyped-decorator]
     def live(self) -> None:
-        """Never answers: who waits for it hears when this worker is gone."""
+        """Never return: Ray fails the call when this worker dies, which notifies the caller."""
         threading.Event().wait()
 
     def _end_before(self, ticket: int) -> None:
-        """All tickets before this one are over. Calls may overtake each other, so it never goes back."""
+        """Cancel all tickets before this one. Calls may overtake each other, so the floor only rises."""
         with self._changed:
             if ticket > self._floor:
                 self._floor, self._floor_moved = ticket, perf_counter()
@@ -214,8 +205,8 @@ class Worker:
         if self._ticket < self._floor:
             raise Cancelled
 
-    def _hold_back(self, seconds: float) -> None:
-        """Sleep, but wake when this ticket is over."""
+    def _sleep(self, seconds: float) -> None:
+        """Sleep, but stop when this ticket is cancelled."""
         until = perf_counter() + seconds
         with self._changed:
             while (left := until - perf_counter()) > 0:

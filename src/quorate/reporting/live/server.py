@@ -1,8 +1,8 @@
-"""The page of a run on loopback: read-only, for the browser of who has its address and for nobody else.
+"""HTTP server of the live page: on loopback, read-only, and only for a browser that has the address.
 
-Three doors. The token in the address keeps out other users of the machine and pages that guess the port. The check of
-`Host` keeps out a page that points a name of its own at this machine (DNS rebinding): its requests carry that name.
-And there is nothing to do but look: every method but GET is refused.
+Three checks protect it. The token in the address keeps out other users of the machine and web pages that guess the
+port. The check of `Host` stops DNS rebinding, where a web page points its own name at this machine: its requests carry
+that name. Every method but GET is refused.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _SECURITY = {
 }
 
 
-class Door:
-    """Lets in GET from this machine's own names only, and puts the security headers on every answer."""
+class RequestFilter:
+    """Passes only GET requests to the names of this machine, and adds the security headers to every response."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app = app
@@ -97,44 +97,30 @@ def _content(path: Path) -> bytes:
 
 
 def make_app(watcher: Watcher, token: str, port: int) -> ASGIApp:
-    """What answers: the page, its parts and the newest snapshot, all below the token."""
+    """The application: the page, its assets and the newest snapshot, all below the token."""
 
-    def has_token(request: Request) -> bool:
-        given = str(request.path_params["token"])
-        return secrets.compare_digest(given.encode(), token.encode())
-
-    async def state(request: Request) -> Response:
-        if not has_token(request):
-            return _forbidden()
-        newest = watcher.published
-        has_it = request.query_params.get("seen") == str(newest.state_number)
-        return Response(newest.body_without_state if has_it else newest.body, media_type="application/json")
-
-    async def file(request: Request) -> Response:
-        if not has_token(request):
-            return _forbidden()
-        found = _FILES.get(request.path_params["name"])
+    async def answer(request: Request) -> Response:
+        if not secrets.compare_digest(str(request.path_params["token"]).encode(), token.encode()):
+            return await forbidden(request)
+        name = request.path_params["name"]
+        if name == "state":
+            newest = watcher.published
+            is_known = request.query_params.get("seen") == str(newest.state_number)
+            return Response(newest.body_without_state if is_known else newest.body, media_type="application/json")
+        found = _FILES.get(name)
         if found is None:
             return PlainTextResponse("there is no such file\n", status_code=404)
         return Response(_content(found[0]), media_type=found[1])
 
-    async def other(_: Request) -> Response:
-        return _forbidden()
+    async def forbidden(_: Request) -> Response:
+        return PlainTextResponse("open the address that quorate watch printed; it holds a token\n", status_code=403)
 
-    routes = [
-        Route("/{token}/state", state),
-        Route("/{token}/{name:path}", file),
-        Route("/{rest:path}", other),
-    ]
-    return Door(Starlette(routes=routes), port)
-
-
-def _forbidden() -> Response:
-    return PlainTextResponse("open the address that quorate watch printed; it holds a token\n", status_code=403)
+    routes = [Route("/{token}/{name:path}", answer), Route("/{rest:path}", forbidden)]
+    return RequestFilter(Starlette(routes=routes), port)
 
 
 class Server:
-    """Serves the page of one watcher, from when it is made until `close`."""
+    """Serves the page of one watcher, from construction until `close`."""
 
     def __init__(self, watcher: Watcher, port: int = 0) -> None:
         self._socket = _listening(port)
@@ -149,7 +135,7 @@ class Server:
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="error",  # whoever sends nonsense to the port must not fill the terminal
+                log_level="error",  # malformed requests must not fill the terminal
                 proxy_headers=False,
                 access_log=False,  # it would print the token
                 server_header=False,

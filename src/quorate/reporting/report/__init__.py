@@ -1,1 +1,1 @@
-"""The report of one run or several: one pass over each trace, one plain dict of numbers, one page that draws it."""
+"""The report on runs: one pass over each trace gathers the data, one dictionary holds it, one page draws it."""

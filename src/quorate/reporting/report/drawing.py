@@ -1,18 +1,21 @@
-"""The figures of a report as pictures. matplotlib is imported only here, and never opens a window."""
+"""The figures of a report as files: a PNG and a CSV each."""
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.errors import BadInput
 from quorate.reporting.figures import STYLE
-from quorate.reporting.report.tables import Table, shares_of
+from quorate.reporting.report.tables import Table, shares_of, tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: The colours of the page's timeline.
+
+#: The same colours as in the timeline of the page.
 KIND_COLOURS = {"used": "#009e73", "dropped": "#e69f00", "cancelled": "#f3cf85", "lost": "#d55e00", "gone": "#4a4f57"}
 _WAITING = "#e8ebef"
 _MOST_BARS = 30
@@ -44,7 +47,7 @@ def draw(data: dict[str, Any], table: Table, file: Path) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text from a trace is no formula, and a label with an underscore in front is one all the same."""
+    """Escape text from a trace for matplotlib: `$` starts a formula, and a leading underscore hides a label."""
     return text.replace("$", r"\$").lstrip("_") or "unnamed"
 
 
@@ -63,16 +66,14 @@ def _draw_common(axes: Axes, data: dict[str, Any], table: Table) -> None:
                 times = [*(change["time"] for change in changes), run["summary"]["seconds"]]
                 quorums = [change["quorum"] for change in changes]
                 axes.step(times, [*quorums, quorums[-1]], where="post", **_look(run))
-        axes.set(xlabel=_seconds(runs[0]), ylabel="quorum")
-        axes.set_ylim(bottom=0)
+        axes.set(xlabel=_seconds(runs[0]), ylabel="quorum", ylim=(0, None))
         axes.legend(frameon=False)
     elif name == "arrivals-mean":
         for run in runs:
             if run["arrivals"]:
                 means = run["arrivals"]["means"]
                 axes.plot(range(1, len(means) + 1), means, **_look(run))
-        axes.set(xlabel="k", ylabel=_seconds(runs[0]))
-        axes.set_ylim(bottom=0)
+        axes.set(xlabel="k", ylabel=_seconds(runs[0]), ylim=(0, None))
         axes.legend(frameon=False)
     else:
         _curves(axes, runs, table)
@@ -91,8 +92,8 @@ def _curves(axes: Axes, runs: list[dict[str, Any]], table: Table) -> None:
     for run in runs:
         curve = run["loss"] if table.name == "loss" else run["measures"].get(table.title)
         if curve is not None:
-            nothing = float("nan")
-            axes.plot(curve["time"], [nothing if value is None else value for value in curve["value"]], **_look(run))
+            values = [float("nan") if value is None else value for value in curve["value"]]
+            axes.plot(curve["time"], values, **_look(run))
     axes.set_xlabel(_seconds(runs[0]))
     axes.legend(frameon=False)
 
@@ -114,9 +115,8 @@ def _staleness(axes: Axes, runs: list[dict[str, Any]]) -> None:
 def _bytes(axes: Axes, runs: list[dict[str, Any]]) -> None:
     sizes = [run["summary"]["bytes"] for run in runs]
     places = range(len(runs))
-    axes.barh(places, [size["used"] / 1e6 for size in sizes], color=KIND_COLOURS["used"], label="used")
-    used = [size["used"] / 1e6 for size in sizes]
-    wasted = [size["wasted"] / 1e6 for size in sizes]
+    used, wasted = ([size[name] / 1e6 for size in sizes] for name in ("used", "wasted"))
+    axes.barh(places, used, color=KIND_COLOURS["used"], label="used")
     axes.barh(places, wasted, left=used, color=KIND_COLOURS["dropped"], label="wasted")
     axes.set_yticks(places, [_plain(run["label"]) for run in runs])
     axes.invert_yaxis()
@@ -144,7 +144,7 @@ def _plan(axes: Axes, plan: dict[str, Any]) -> None:
     axes.figure.legend(frameon=False, loc="outside lower center", ncols=2)
 
 
-# ---------------------------------------------------------------- one panel a run
+# ---------------------------------------------------------------- figures with one panel per run
 
 
 def _cdf(axes: Axes, run: dict[str, Any]) -> None:
@@ -174,9 +174,9 @@ def _timeline(axes: Axes, run: dict[str, Any]) -> None:
     from matplotlib.colors import to_rgb
 
     timeline, outline = run["timeline"], run["timeline"]["outline"]
-    lanes, rows, bins = outline["lanes"], timeline["rows"], outline["bins"]
-    shares = numpy.frombuffer(shares_of(timeline), dtype=numpy.uint8).reshape(len(lanes), rows, bins) / 255
-    colours = numpy.array([to_rgb(KIND_COLOURS[lane]) for lane in lanes])
+    kinds, rows, bins = outline["kinds"], timeline["rows"], outline["bins"]
+    shares = numpy.frombuffer(shares_of(timeline), dtype=numpy.uint8).reshape(len(kinds), rows, bins) / 255
+    colours = numpy.array([to_rgb(KIND_COLOURS[kind]) for kind in kinds])
     picture = numpy.einsum("lrb,lc->rbc", shares, colours)
     picture += numpy.clip(1 - shares.sum(0), 0, 1)[:, :, None] * numpy.array(to_rgb(_WAITING))
     width = bins * outline["width_s"]
@@ -186,9 +186,38 @@ def _timeline(axes: Axes, run: dict[str, Any]) -> None:
     axes.grid(visible=False)
     axes.set_title(_plain(run["label"]), loc="left")
     axes.set(xlabel=_seconds(run), ylabel="worker")
-    for lane in (*lanes, "waiting"):
-        axes.plot([], [], "s", color=KIND_COLOURS.get(lane, _WAITING), label=lane)
+    for kind in (*kinds, "waiting"):
+        axes.plot([], [], "s", color=KIND_COLOURS.get(kind, _WAITING), label=kind)
     axes.legend(frameon=False, fontsize=8, ncols=6, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 _PER_RUN = {"arrivals-cdf": _cdf, "workers": _workers, "timeline": _timeline}
+
+
+def check_free(folder: Path, names: Sequence[str]) -> None:
+    """Refuse to overwrite figures of these names."""
+    for name in names:
+        for file in (folder / f"{name}.csv", folder / f"{name}.png"):
+            if file.exists():
+                raise BadInput(f"{str(file)!r} is there already; name another folder, or add --overwrite")
+
+
+def write_figures(data: dict[str, Any], folder: Path, overwrite: bool) -> list[Path]:
+    """Write all figures, and return the files. Existing files are replaced only with `overwrite`."""
+    found = list(tables(data))
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not overwrite:
+            check_free(folder, [table.name for table in found])
+        for table in found:
+            numbers, picture = folder / f"{table.name}.csv", folder / f"{table.name}.png"
+            with numbers.open("w", encoding="utf-8", newline="") as opened:
+                writer = csv.writer(opened, lineterminator="\n")
+                writer.writerow(table.columns)
+                writer.writerows(table.rows)
+            draw(data, table, picture)
+            written += [numbers, picture]
+    except OSError as error:
+        raise BadInput(f"the folder {str(folder)!r} cannot be written: {error.strerror}; name another") from error
+    return written

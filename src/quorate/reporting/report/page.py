@@ -1,4 +1,4 @@
-"""The page: one file with its data, styles and scripts inside. It asks the network for nothing."""
+"""The report page: one HTML file that contains its data, styles and scripts, and loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from typing import Any
 
 from quorate.errors import BadInput
 
-#: By this a page of ours is known again, and may be replaced.
+#: Identifies a report, which may be overwritten without asking.
 MARK = '<meta name="generator" content="quorate report">'
 _SCRIPTS = ("uPlot.iife.min.js", "report/words.js", "report/charts.js", "report/timeline.js", "report/page.js")
 _STYLES = ("uPlot.min.css", "report/page.css")
 
 
 def page_text(data: dict[str, Any]) -> str:
-    """The whole page. Texts from traces are data: they are never part of markup or of a script.
+    """The whole page. Text from traces is data: it is never part of the markup or of a script.
 
-    Only the scripts whose digests the page names may run, so even text that broke out could do nothing.
+    The content security policy only runs the script with this digest, so even text that escaped could not run.
     """
     script = "\n".join(map(_asset, _SCRIPTS))
     assert "</script" not in script
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     return _filled(
         _asset("report/page.html"),
         {
             "MARK": MARK,
-            "POLICY": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '{_digest(script)}'",
+            "POLICY": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
             "TITLE": html.escape(f"{data['title']} · quorate report"),
             "STYLE": "\n".join(map(_asset, _STYLES)),
             "DATA": json_for_script(data),
@@ -39,13 +40,13 @@ def page_text(data: dict[str, Any]) -> str:
 
 
 def json_for_script(data: dict[str, Any]) -> str:
-    """JSON that can stand in a script element: nothing in it can end the element."""
+    """JSON for a script element: escaped so that no text in it can end the element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _filled(template: str, parts: dict[str, str]) -> str:
-    """One pass, so that nothing put in is looked at again."""
+    """Fill in the template in one pass, so that placeholders in the parts are not replaced."""
     pieces = template.split("@@")
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
@@ -54,12 +55,8 @@ def _asset(name: str) -> str:
     return (files("quorate.reporting") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _digest(script: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-
-
 def check_free(file: Path, overwrite: bool) -> None:
-    """Refuse to write over what is not a report, before the work is done."""
+    """Refuse to overwrite a file that is no report; called before the traces are read."""
     if file.is_dir():
         raise BadInput(f"out is {str(file)!r}, which is a folder; name a file, e.g. {str(file / 'report.html')!r}")
     if not file.parent.is_dir():

@@ -1,18 +1,24 @@
-"""Who is slow, and in what: seconds of every worker's tickets, and the parts they are made of."""
+"""Slowness of workers: the seconds of their tickets, and the part in which a slow worker is slow."""
 
 from __future__ import annotations
 
-from statistics import median
+from collections.abc import Sequence
+from statistics import median, median_low
 from typing import Any
 
 from quorate.events import Parts
-from quorate.metrics import Work
-from quorate.reporting.report.durations import Durations
+from quorate.metrics import WorkerTotals
+from quorate.reporting.report.arrivals import Durations
 
 PARTS = ("data", "compute", "transfer")
 MOST_SHOWN = 500
-_SLOW = 1.2  # times the usual, from which on a worker is called slow
-_NOTICEABLE = 0.05  # of the usual ticket: what a part must cost beyond the usual to be named
+SLOW = 1.2  # factor over the usual time from which on a worker counts as slow
+#: Parts of a ticket as sentences name them. Waiting: the seconds of a ticket that are in none of its parts.
+IN_WORDS = {
+    **{"data": "loading data", "compute": "computing", "transfer": "sending", "waiting": "waiting"},
+    **{"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"},
+}
+_NOTICEABLE = 0.05  # share of the usual ticket by which a part must exceed its usual time to be named
 
 
 class Pace:
@@ -20,46 +26,51 @@ class Pace:
 
     def __init__(self) -> None:
         self.durations = Durations()
-        self.parts_s = [0.0, 0.0, 0.0]
+        self.parts_s: dict[str, float] = {}
         self.with_parts = 0
 
     def arrived(self, seconds: float, parts: Parts | None) -> None:
         self.durations.add(seconds)
         if parts is not None:
             self.with_parts += 1
-            for index, part_s in enumerate(parts):
-                self.parts_s[index] += part_s
+            for name, part_s in zip(PARTS, parts, strict=True):
+                self.parts_s[name] = self.parts_s.get(name, 0.0) + part_s
 
-    def means_s(self) -> list[float] | None:
-        return [total / self.with_parts for total in self.parts_s] if self.with_parts else None
+    def means_s(self) -> dict[str, float] | None:
+        return {name: total / self.with_parts for name, total in self.parts_s.items()} if self.with_parts else None
 
 
-def worker_rows(paces: dict[int, Pace], works: dict[int, Work]) -> list[dict[str, Any]]:
-    """One row a worker, slowest first. Slowness is its median ticket against that of the usual worker."""
+def usual(seconds: Sequence[float]) -> float | None:
+    """The lower median. Of two workers that is the faster one; with the mean of both, neither would be slow."""
+    return median_low(seconds) if seconds else None
+
+
+def worker_rows(
+    paces: dict[int, Pace], works: dict[int, WorkerTotals], only_computes: bool = False
+) -> list[dict[str, Any]]:
+    """One row per worker, the slowest first. Slowness is the median ticket relative to that of the usual worker.
+
+    only_computes: tickets consist of computing only, as in a simulation without a network.
+    """
     rows = [_row(worker, paces.get(worker) or Pace(), work) for worker, work in works.items()]
-    medians = [row["median_s"] for row in rows if row["median_s"] is not None]
-    usual_s = median(medians) if medians else None
-    usual_parts_s = [
-        median(values) if values else None
-        for values in ([row["parts_s"][name] for row in rows if row["parts_s"] is not None] for name in PARTS)
-    ]
+    usual_s = usual([row["median_s"] for row in rows if row["median_s"] is not None])
     for row in rows:
         shown = row["median_s"] if row["median_s"] is not None else row["at_least_s"]
         row["slowness"] = None if shown is None or not usual_s else shown / usual_s
-        row["slow_in"] = _slow_in(row, usual_s, usual_parts_s)
+    mark_slow_in(rows, usual_s, only_computes)
     rows.sort(key=lambda row: (row["slowness"] is None, -(row["slowness"] or 0.0), row["worker"]))
     return rows
 
 
-def _row(worker: int, pace: Pace, work: Work) -> dict[str, Any]:
+def _row(worker: int, pace: Pace, work: WorkerTotals) -> dict[str, Any]:
     half_s, most_s = pace.durations.quantiles((0.5, 0.9))
-    means_s = pace.means_s()
     return {
         "worker": worker,
         "median_s": half_s,
+        "mean_s": pace.durations.mean_s,
         "p90_s": most_s,
         "at_least_s": pace.durations.longest_s if half_s is None else None,  # half of its tickets took longer than this
-        "parts_s": None if means_s is None else dict(zip(PARTS, means_s, strict=True)),
+        "parts_s": pace.means_s(),
         "arrived": work.arrived,
         "applied": work.applied,
         "dropped": work.dropped,
@@ -71,14 +82,23 @@ def _row(worker: int, pace: Pace, work: Work) -> dict[str, Any]:
     }
 
 
-def _slow_in(row: dict[str, Any], usual_s: float | None, usual_parts_s: list[float | None]) -> str | None:
-    """The part that costs a slow worker most beyond what it costs the usual one."""
-    if row["slowness"] is None or row["slowness"] < _SLOW or row["parts_s"] is None or usual_s is None:
-        return None
-    beyond_s = {
-        name: row["parts_s"][name] - usual
-        for name, usual in zip(PARTS, usual_parts_s, strict=True)
-        if usual is not None
-    }
-    worst = max(beyond_s, key=lambda name: beyond_s[name])
-    return worst if beyond_s[worst] > _NOTICEABLE * usual_s else None
+def mark_slow_in(rows: list[dict[str, Any]], usual_s: float | None, only_computes: bool) -> None:
+    """Set `slow_in` of each slow worker to the part that exceeds the usual worker's most."""
+    known = [_with_waiting(row) for row in rows if row["parts_s"] is not None]
+    usual_parts_s = {name: median(parts[name] for parts in known) for name in known[0]} if known else {}
+    for row in rows:
+        row["slow_in"] = None
+        if row["slowness"] is None or row["slowness"] < SLOW or usual_s is None:
+            continue
+        if row["parts_s"] is None:
+            row["slow_in"] = "compute" if only_computes else None
+            continue
+        beyond_s = {name: part_s - usual_parts_s[name] for name, part_s in _with_waiting(row).items()}
+        worst = max(beyond_s, key=lambda name: beyond_s[name])
+        if beyond_s[worst] > _NOTICEABLE * usual_s:
+            row["slow_in"] = worst
+
+
+def _with_waiting(row: dict[str, Any]) -> dict[str, float]:
+    parts_s: dict[str, float] = row["parts_s"]
+    return {**parts_s, "waiting": max(0.0, row["mean_s"] - sum(parts_s.values()))}

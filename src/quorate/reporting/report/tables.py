@@ -1,4 +1,4 @@
-"""Every figure of a report as a table: what a CSV file holds."""
+"""Every figure of a report as a table, for CSV files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Table(NamedTuple):
 
 
 def tables(data: dict[str, Any]) -> Iterator[Table]:
-    """One a figure; figures that these runs have nothing for are left out."""
+    """One table per figure; figures without data are left out."""
     runs = data["runs"]
     taken: list[str] = []
     for name in dict.fromkeys(name for run in runs for name in run["measures"]):
@@ -34,8 +34,8 @@ def tables(data: dict[str, Any]) -> Iterator[Table]:
         yield Table("arrivals-cdf", "time to the k-th gradient", ("run", "k", "seconds", "share"), _cdf(timed))
         means = ("run", "k", "mean_s", "rounds")
         yield Table("arrivals-mean", "mean time to the k-th gradient", means, _means(timed))
-    lanes = runs[0]["timeline"]["outline"]["lanes"]
-    shares = ("run", "first_worker", "from_s", "to_s", *lanes, "waiting")
+    kinds = runs[0]["timeline"]["outline"]["kinds"]
+    shares = ("run", "first_worker", "from_s", "to_s", *kinds, "waiting")
     yield Table("timeline", "what the workers did: shares of their time", shares, _timeline(runs))
     yield Table("workers", "the workers, slowest first", ("run", *_WORKER_COLUMNS), _workers(runs))
     if any(run["summary"]["staleness"]["max"] for run in runs):
@@ -54,12 +54,13 @@ def tables(data: dict[str, Any]) -> Iterator[Table]:
         )
         yield Table("choices", "the quorum that was chosen", ("run", "time_s", *names[1:]), changes)
     plan = data["plan"]
-    if plan is not None:
+    if plan is not None and not (plan["choice"] or {}).get("is_kept"):  # kept: no other split can be judged
         splits = ("backups", "quorum", "mean", "low", "high", "median", "p99", "updates", "time", "wasted", "bytes")
         yield Table("plan", "the planner's curve", splits, zip(*(plan[name] for name in splits), strict=True))
 
 
 _BYTES = ("sent", "used", "wasted")
+_PART_COLUMNS = {"data": "data_s", "compute": "compute_part_s", "transfer": "transfer_s"}
 _WORKER_COLUMNS = (
     *("worker", "slowness", "median_s", "at_least_s", "p90_s", "data_s", "compute_part_s", "transfer_s", "slow_in"),
     *("arrived", "applied", "dropped", "lost", "compute_s", "wasted_s", "idle_s", "live_s"),
@@ -67,12 +68,12 @@ _WORKER_COLUMNS = (
 
 
 def slug(name: str) -> str:
-    """A name that any file system takes, and that stays in its folder."""
+    """A file name that is valid on any file system and cannot leave its folder."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", name).strip("-.")[:60] or "unnamed"
 
 
 def shares_of(timeline: dict[str, Any]) -> bytes:
-    """The packed outline: lane by lane, row by row, bin by bin, in 255ths."""
+    """The packed outline: kind by kind, row by row, bin by bin, in 255ths."""
     return base64.b64decode(timeline["outline"]["shares"])
 
 
@@ -102,7 +103,7 @@ def _timeline(runs: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
         packed, bins, rows = shares_of(timeline), outline["bins"], timeline["rows"]
         for row in range(rows):
             for index in range(bins):
-                parts = [packed[(lane * rows + row) * bins + index] / 255 for lane in range(len(outline["lanes"]))]
+                parts = [packed[(kind * rows + row) * bins + index] / 255 for kind in range(len(outline["kinds"]))]
                 times = index * outline["width_s"], min((index + 1) * outline["width_s"], timeline["seconds"])
                 rest = max(0.0, 1 - sum(parts))
                 shown = [round(part, 4) for part in (*parts, rest)]
@@ -112,6 +113,6 @@ def _timeline(runs: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
 def _workers(runs: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
     for run in runs:
         for row in run["worker_rows"]:
-            parts = row["parts_s"] or {"data": None, "compute": None, "transfer": None}
-            named = dict(zip(("data_s", "compute_part_s", "transfer_s"), parts.values(), strict=True)) | row
-            yield run["label"], *(named[name] for name in _WORKER_COLUMNS)
+            parts = row["parts_s"] or {}
+            named = {_PART_COLUMNS.get(part, part): part_s for part, part_s in parts.items()} | row
+            yield run["label"], *(named.get(name) for name in _WORKER_COLUMNS)

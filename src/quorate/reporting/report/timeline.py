@@ -1,13 +1,15 @@
-"""What every worker did, when: an outline of the whole run, and every ticket of some stretches of it.
+"""The timeline of what each worker did, and the heat map of worker × update, in bounded memory.
 
-The outline has a bounded number of bins of time; when the run outgrows them, two become one. Tickets are kept in
-stretches: the first, the last, and between them those with the slowest updates. A run that fits is kept whole.
+The outline has a fixed number of time bins; when the run outgrows them, neighbouring bins are merged. Single tickets
+are kept for some stretches of time: the first ones, the last ones, and in between those with the slowest updates. A run
+that fits is kept whole.
 """
 
 from __future__ import annotations
 
 import base64
 import heapq
+import math
 import sys
 from array import array
 from collections import deque
@@ -15,30 +17,30 @@ from typing import Any
 
 USED, DROPPED, CANCELLED, LOST, GONE, OPEN = range(6)
 KINDS = ("used", "dropped", "cancelled", "lost", "gone", "open")
-#: The outline has a lane for each kind but the last: what is still open belongs to a later stretch.
-LANES = KINDS[:OPEN]
+#: Kinds in the outline. Open segments are left out, since they end in a later stretch.
+OUTLINE_KINDS = KINDS[:OPEN]
 BINS = 1024
 MOST_ROWS = 256
 _STRETCH = 5000  # segments
-_MOMENT = 12  # updates of the beginning and of the end that are worth a look
+_MOMENT = 12  # updates shown as "beginning" and as "end"
 
 
 class Outline:
-    """Seconds of each lane, by row and bin of time."""
+    """Seconds of each kind, by row and time bin."""
 
     def __init__(self) -> None:
-        self.width_s = 1e-9  # of a bin; doubling is free while there is nothing in them
+        self.width_s = 1e-9  # of a bin; doubling costs nothing while the bins are empty
         self.end_s = 0.0
-        self._bins: list[dict[int, array[float]]] = [{} for _ in LANES]
+        self._bins: list[dict[int, array[float]]] = [{} for _ in OUTLINE_KINDS]
 
-    def add(self, lane: int, row: int, start: float, end: float) -> None:
+    def add(self, kind: int, row: int, start: float, end: float) -> None:
         while end >= self.width_s * BINS:
             self._double()
         self.end_s = max(self.end_s, end)
         width = self.width_s
-        bins = self._bins[lane].get(row)
+        bins = self._bins[kind].get(row)
         if bins is None:
-            bins = self._bins[lane][row] = array("d", bytes(8 * BINS))
+            bins = self._bins[kind][row] = array("d", bytes(8 * BINS))
         first, last = int(start / width), int(end / width)
         if first == last:
             bins[first] += end - start
@@ -57,28 +59,28 @@ class Outline:
                 rows[row] = halved
 
     def data(self, rows: int, workers_per_row: int, workers: int) -> dict[str, Any]:
-        """Shares of a row's time in 255ths, packed: lane by lane, row by row, bin by bin."""
+        """Shares of a row's time in 255ths, packed by kind, then row, then bin."""
         count = min(BINS, int(self.end_s / self.width_s) + 1)
         empty = bytes(count)
         packed = bytearray()
-        for lane in self._bins:
+        for bins_of_rows in self._bins:
             for row in range(rows):
-                bins = lane.get(row)
+                bins = bins_of_rows.get(row)
                 if bins is None:
                     packed += empty
                     continue
                 in_row = min(workers_per_row, workers - row * workers_per_row)
                 scale = 255 / (self.width_s * max(1, in_row))
                 packed += bytes(min(255, round(seconds * scale)) for seconds in bins[:count])
-        return {"width_s": self.width_s, "bins": count, "lanes": LANES, "shares": _base64(bytes(packed))}
+        return {"width_s": self.width_s, "bins": count, "kinds": OUTLINE_KINDS, "shares": _base64(bytes(packed))}
 
 
 class Stretch:
-    """Every segment that ended in some time."""
+    """All segments that ended in one interval of time."""
 
     def __init__(self, start: float) -> None:
         self.start = self.end = start
-        self.slowest_s = 0.0  # the longest that an update took in it
+        self.slowest_s = 0.0  # longest update in it
         self.rows = array("B")
         self.kinds = array("B")
         self.starts = array("d")
@@ -91,7 +93,7 @@ class Stretch:
         self.ends.append(end)
 
     def data(self) -> dict[str, Any]:
-        """Times are counted from the stretch's start, so that 32 bits are enough."""
+        """JSON values. Times are relative to the start of the stretch, so that 32 bits are enough."""
         starts = array("f", [start - self.start for start in self.starts])
         lengths = array("f", [end - start for start, end in zip(self.starts, self.ends, strict=True)])
         if sys.byteorder == "big":
@@ -108,7 +110,7 @@ class Stretch:
 
 
 class Timeline:
-    """Rows of segments. More workers than rows are put together, some to a row, and then shown in outline only."""
+    """Rows of segments. If there are more workers than rows, several share a row, and only the outline is kept."""
 
     def __init__(self, workers: int, most_segments: int) -> None:
         self._workers = workers
@@ -119,25 +121,25 @@ class Timeline:
         self._first: list[Stretch] = []
         self._most_first, self._most_slow = quarter, 2 * quarter
         self._last: deque[Stretch] = deque()
-        self._slow: list[tuple[float, int, Stretch]] = []  # a heap: the least slow on top
+        self._slow: list[tuple[float, int, Stretch]] = []  # heap with the least slow on top
         self._closed = 0
         self._stretch = Stretch(0.0)
         self._updates = 0
         self._last_update = 0.0
-        self._slowest = (0.0, 0.0, 0)  # seconds, when it was made, version
+        self._slowest = (0.0, 0.0, 0)  # seconds, time, version
         self._beginning = 0.0
         self._recent: deque[float] = deque(maxlen=_MOMENT)
 
     def add(self, worker: int, kind: int, start: float, end: float) -> None:
         row = worker // self._per_row
         if row >= self._rows:
-            return  # a worker that the header does not know of
+            return  # a worker that is not in the header
         self._outline.add(kind, row, start, end)
         if self._per_row == 1:
             self._stretch.add(row, kind, start, end)
 
     def updated(self, time: float) -> bool:
-        """A version was made. Says whether a stretch is full: then tell what is in flight, and `close` it."""
+        """A version was made. Returns whether the stretch is full: then add the open tickets, and `close` it."""
         took_s = time - self._last_update
         self._last_update = time
         self._updates += 1
@@ -151,7 +153,7 @@ class Timeline:
         return len(stretch.rows) >= _STRETCH
 
     def add_open(self, worker: int, start: float, end: float) -> None:
-        """Something whose end, or whose outcome, only a later stretch will know."""
+        """A ticket whose end or outcome is only known in a later stretch."""
         row = worker // self._per_row
         if self._per_row == 1 and row < self._rows:
             self._stretch.add(row, OPEN, start, end)
@@ -173,7 +175,7 @@ class Timeline:
                 heapq.heappop(self._slow)
 
     def data(self, seconds: float) -> dict[str, Any]:
-        """Everything the page draws; call it when the run is over and the last stretch is closed."""
+        """JSON values for the page; call it after the last stretch is closed."""
         kept = [*self._first, *(entry[2] for entry in self._slow), *self._last]
         kept.sort(key=lambda stretch: stretch.start)
         return {
@@ -189,7 +191,7 @@ class Timeline:
         }
 
     def _moments(self, seconds: float) -> list[dict[str, Any]]:
-        """Stretches of time that are worth a look, by name."""
+        """Named intervals of interest."""
         if self._updates < 2 * _MOMENT:
             return []
         took_s, at, version = self._slowest
@@ -202,3 +204,60 @@ class Timeline:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
+
+
+_COLUMNS = 256
+#: A cell is one byte: 0 for no ticket, else the logarithm of its time relative to the usual, scaled to this range.
+LEAST_RATIO, MOST_RATIO = 0.5, 8.0
+
+
+class HeatMap:
+    """Mean ticket seconds by row of workers and column of versions; columns are merged as the run grows."""
+
+    def __init__(self, workers: int) -> None:
+        self._per_row = -(-workers // MOST_ROWS)
+        self._rows = -(-workers // self._per_row)
+        self._width = 1  # versions in a column
+        self._last = -1
+        self._sums: dict[int, array[float]] = {}
+        self._counts: dict[int, array[float]] = {}
+
+    def add(self, worker: int, version: int, seconds: float) -> None:
+        row = worker // self._per_row
+        if row >= self._rows or version < 0:
+            return  # a worker that is not in the header
+        while version >= self._width * _COLUMNS:
+            self._width *= 2
+            self._sums, self._counts = (
+                {at: array("d", map(sum, zip(cells[::2], cells[1::2], strict=True))) for at, cells in kept.items()}
+                for kept in (self._sums, self._counts)
+            )
+            for cells in (*self._sums.values(), *self._counts.values()):
+                cells.frombytes(bytes(8 * (_COLUMNS // 2)))
+        self._last = max(self._last, version)
+        column = version // self._width
+        for kept, value in ((self._sums, seconds), (self._counts, 1.0)):
+            cells = kept.get(row) or kept.setdefault(row, array("d", bytes(8 * _COLUMNS)))
+            cells[column] += value
+
+    def data(self, usual_s: float | None) -> dict[str, Any] | None:
+        """JSON values; None if there is no ticket."""
+        if not usual_s or self._last < 0:
+            return None
+        columns = self._last // self._width + 1
+        packed = bytearray(self._rows * columns)
+        span = math.log(MOST_RATIO / LEAST_RATIO)
+        for row, counts in self._counts.items():
+            for column, count in enumerate(counts[:columns]):
+                if count:
+                    ratio = max(self._sums[row][column] / count / usual_s, LEAST_RATIO)
+                    packed[row * columns + column] = 1 + min(254, round(254 * math.log(ratio / LEAST_RATIO) / span))
+        return {
+            "rows": self._rows,
+            "workers_per_row": self._per_row,
+            "columns": columns,
+            "versions": self._width,
+            "usual_s": usual_s,
+            "ratios": [LEAST_RATIO, MOST_RATIO],
+            "cells": base64.b64encode(packed).decode("ascii"),
+        }

@@ -1,10 +1,10 @@
 "use strict";
-// Lines by uPlot, bars by hand. Every chart can be drawn again, for another width or another ground.
+// Charts: lines by uPlot, bars drawn here. Every chart can be redrawn for another width or colour scheme.
 
 const CHARTS = new Set();
 const CHART_HEIGHT = 270;
 
-/** A chart is a function that fills its holder; it is called again when the page's looks change. */
+/** A chart is a function that fills its holder; it is called again when the width or the colour scheme changes. */
 function chart(holder, draw) {
   const entry = { holder, draw, width: 0, plot: null };
   entry.again = () => {
@@ -27,9 +27,9 @@ function redrawAll(changedWidthOnly) {
 
 /**
  * Lines over a common axis. series: [{label, colour, dashed, xs, ys, thin, points}], band: [lower, upper] (of series),
- * marks: [{x, label, colour}].
+ * marks: [{x, label, colour}], stripe: [low, high] that is shaded across the chart.
  */
-function lines(holder, { series, band, marks, xLabel, yLabel, xText, yText, xStep, logY, fromZero, yRange, legend }) {
+function lines(holder, { series, band, marks, stripe, xLabel, xText, yText, logY, fromZero, xRange, yRange }) {
   const tables = series.map((one) => [one.xs, one.ys]);
   const data = tables.length ? uPlot.join(tables) : [[]];
   const ink = themed("quiet"), grid = themed("grid");
@@ -40,14 +40,14 @@ function lines(holder, { series, band, marks, xLabel, yLabel, xText, yText, xSte
     height: CHART_HEIGHT,
     scales: { x: { time: false }, y: { distr: logY ? 3 : 1 } },
     axes: [
-      { ...axis, label: xLabel, labelFont: "12px system-ui", labelSize: 18, size: 36, values: shown(xText || number), ...(xStep ? { incrs: xStep } : {}) },
-      { ...axis, label: yLabel, labelFont: "12px system-ui", labelSize: 18, size: 62,
+      { ...axis, label: xLabel, labelFont: "12px system-ui", labelSize: 18, size: 36, values: shown(xText || number) },
+      { ...axis, size: 62,
         values: logY ? (plot, values) => values.map((value) => (value !== null && Math.abs(Math.log10(value) % 1) < 1e-9 ? (yText || number)(value) : "")) : shown(yText || number) },
     ],
     cursor: { drag: { x: true, y: false }, points: { size: 6 } },
-    legend: { show: legend !== false, live: true },
+    legend: { live: true },
     series: [
-      { label: "at", value: (plot, value) => (value === null ? NOTHING : (xText || number)(value)) },
+      { label: xLabel || "at", value: (plot, value) => (value === null ? NOTHING : (xText || number)(value)) },
       ...series.map((one) => ({
         label: one.label,
         stroke: seen(one.colour),
@@ -58,14 +58,32 @@ function lines(holder, { series, band, marks, xLabel, yLabel, xText, yText, xSte
         value: (plot, value) => (value === null ? NOTHING : (yText || number)(value)),
       })),
     ],
-    hooks: { draw: marks && marks.length ? [(plot) => drawMarks(plot, marks)] : [] },
+    hooks: {
+      drawAxes: stripe ? [(plot) => drawStripe(plot, stripe)] : [],
+      draw: marks && marks.length ? [(plot) => drawMarks(plot, marks)] : [],
+      setCursor: [(plot) => plot.root.classList.toggle("idle", !(plot.cursor.left >= 0))], // no values to show
+    },
   };
   if (fromZero && !logY) options.scales.y.range = (plot, least, most) => [0, (most || 1) * 1.05];
   if (yRange) options.scales.y.range = () => yRange;
+  if (xRange) options.scales.x.range = (plot, least, most) => (least > xRange[0] || most < xRange[1] ? [least, most] : xRange);
   if (band) options.bands = [{ series: [band[1] + 1, band[0] + 1], fill: seen(series[band[0]].colour) + "30" }];
   const plot = new uPlot(options, data, holder);
+  plot.root.classList.add("idle");
+  if (series.filter((one) => !one.thin).length < 2) plot.root.classList.add("single");
   plot.over.title = "drag to zoom, double-click for everything";
   return plot;
+}
+
+function drawStripe(plot, [low, high]) {
+  const { ctx, bbox } = plot, top = plot.valToPos(high, "y", true), bottom = plot.valToPos(low, "y", true);
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  ctx.fillStyle = themed("stripe");
+  ctx.fillRect(bbox.left, top, bbox.width, Math.max(1, bottom - top));
+  ctx.restore();
 }
 
 function drawMarks(plot, marks) {
@@ -85,12 +103,12 @@ function drawMarks(plot, marks) {
     ctx.stroke();
     const right = x > bbox.left + bbox.width / 2;
     ctx.textAlign = right ? "right" : "left";
-    ctx.fillText(mark.label, x + (right ? -6 : 6) * ratio, bbox.top + bbox.height - (8 + 15 * index) * ratio);
+    ctx.fillText(mark.label, x + (right ? -6 : 6) * ratio, mark.top ? bbox.top + (12 + 15 * index) * ratio : bbox.top + bbox.height - (8 + 15 * index) * ratio);
   });
   ctx.restore();
 }
 
-/** Grouped bars. groups: labels under the axis; series: [{label, colour, values, texts}] with one value a group. */
+/** Grouped bars. groups: labels under the axis; series: [{label, colour, values, texts}] with one value per group. */
 function bars(holder, { groups, series, xLabel, valueText }) {
   const width = Math.max(220, holder.clientWidth), height = 230, left = 52, bottom = 40, top = 10;
   const most = Math.max(1e-12, ...series.flatMap((one) => one.values));
@@ -117,7 +135,64 @@ function bars(holder, { groups, series, xLabel, valueText }) {
   holder.append(svg);
 }
 
-/** Shades from dark to bright, told apart in grey too, for an ordered family of lines. */
+const HEAT = [[0.5, "heat-quick"], [1, "heat-usual"], [2, "heat-slow"], [8, "heat-worst"]];
+
+/** The colour of a ratio to the usual time, interpolated between colours of the style sheet. */
+function heatColours(count) {
+  const stops = HEAT.map(([ratio, name]) => [Math.log2(ratio), themed(name).match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16))]);
+  return Array.from({ length: count }, (_, place) => {
+    const at = -1 + (4 * place) / (count - 1), next = Math.max(1, stops.findIndex(([stop]) => stop >= at - 1e-9));
+    const [[low, from], [high, to]] = [stops[next - 1], stops[next]], part = (at - low) / (high - low);
+    return `rgb(${from.map((value, index) => Math.round(value + (to[index] - value) * part)).join(",")})`;
+  });
+}
+
+/** Heat map of worker × update: each cell is the mean time of its tickets relative to the usual ticket. */
+function heatMap(holder, says, heat, what, begin) {
+  const cells = decoded(heat.cells, Uint8Array), tall = Math.max(3, Math.min(18, Math.round(260 / heat.rows)));
+  const canvas = make("canvas", { role: "img", "aria-label": "heat map of ticket times" });
+  holder.append(canvas);
+  const ratio = window.devicePixelRatio || 1, width = Math.max(200, holder.clientWidth), gutter = 46, plotted = width - gutter - 6;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round((heat.rows * tall + 34) * ratio);
+  canvas.style.height = heat.rows * tall + 34 + "px";
+  const context = canvas.getContext("2d"), colours = heatColours(255), wide = plotted / heat.columns;
+  context.scale(ratio, ratio);
+  for (let row = 0; row < heat.rows; row += 1) {
+    for (let column = 0; column < heat.columns; column += 1) {
+      const cell = cells[row * heat.columns + column];
+      if (!cell) continue;
+      context.fillStyle = colours[cell - 1];
+      context.fillRect(gutter + column * wide, row * tall, Math.ceil(wide * 4) / 4 + 0.25, tall - (tall > 5 ? 1 : 0));
+    }
+  }
+  context.font = "11px system-ui";
+  context.fillStyle = themed("quiet");
+  context.textAlign = "right";
+  const step = tall >= 12 ? 1 : tall >= 6 ? 2 : heat.rows > 120 ? 20 : 10;
+  for (let row = 0; row < heat.rows; row += step) context.fillText(String(row * heat.workers_per_row), gutter - 6, Math.max(9, row * tall + tall / 2 + 4));
+  context.textAlign = "center";
+  const marks = Math.max(2, Math.min(10, Math.floor(plotted / 90)));
+  for (let mark = 0; mark <= marks; mark += 1) {
+    const column = Math.round((mark * (heat.columns - 1)) / marks);
+    context.fillText(whole(begin + column * heat.versions), Math.min(gutter + (column + 0.5) * wide, width - 14), heat.rows * tall + 14);
+  }
+  context.fillText(what, gutter + plotted / 2, heat.rows * tall + 30);
+  canvas.addEventListener("pointermove", (event) => {
+    const row = Math.floor(event.offsetY / tall), column = Math.floor((event.offsetX - gutter) / wide);
+    const cell = row >= 0 && row < heat.rows && column >= 0 && column < heat.columns ? cells[row * heat.columns + column] : 0;
+    const times = heat.ratios[0] * (heat.ratios[1] / heat.ratios[0]) ** ((cell - 1) / 254);
+    const first = begin + column * heat.versions, last = first + heat.versions - 1;
+    says.textContent = !cell ? "" : `${rowName(heat, row)}, ${what} ${whole(first)}${last > first ? "–" + whole(last) : ""}: ${seconds(times * heat.usual_s)}, ×${times.toFixed(2)}`;
+  });
+}
+
+function rowName(data, row) {
+  const each = data.workers_per_row;
+  return each === 1 ? `worker ${row}` : `workers ${row * each}–${(row + 1) * each - 1}`;
+}
+
+/** Shades from dark to bright for an ordered family of lines; distinguishable in greyscale too. */
 function shade(place, count) {
   const stops = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [230, 190, 40]];
   const at = (count <= 1 ? 0.4 : place / (count - 1)) * (stops.length - 1);

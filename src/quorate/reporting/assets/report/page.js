@@ -1,5 +1,5 @@
 "use strict";
-// The report: one section after the other, each left out, with a line that says why, where its run has nothing for it.
+// The sections of the report. A section without data is replaced by a line that gives the reason.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs, SEVERAL = RUNS.length > 1;
@@ -16,7 +16,7 @@ function card(title, ...inside) {
   return make("figure", { class: "card" }, title ? make("h3", {}, title) : null, ...inside);
 }
 
-/** Which runs lack something, each with its reason, in one line. */
+/** One line with the runs that lack some data, and the reason for each. */
 function absentLine(key) {
   const lacking = RUNS.filter((run) => run.absent[key]);
   if (!lacking.length) return null;
@@ -45,20 +45,38 @@ function runLegend() {
   return make("div", { class: "legend" }, RUNS.map((run) => make("span", {}, swatch(run), run.label)));
 }
 
-// ---------------------------------------------------------------- who they are
+function boxes(...kinds) {
+  return make("div", { class: "legend" }, kinds.map(([kind, words]) => make("span", {}, make("span", { class: "box", style: { background: `var(--${kind})` } }), words)));
+}
+
+// ---------------------------------------------------------------- the runs
 
 function showRuns() {
   REPORT.append(make("h1", {}, SEVERAL ? `${RUNS.length} runs side by side` : RUNS[0].label));
   REPORT.append(make("p", { class: "quiet" }, SEVERAL ? RUNS.map((run) => run.label).join(" · ") : RUNS[0].name));
   for (const words of DATA.notes) REPORT.append(make("p", { class: "notice" }, words));
+  showFindings();
   const grid = make("div", { class: SEVERAL ? "grid" : "", id: "runs", style: { marginTop: "14px" } });
   for (const run of RUNS) grid.append(runCard(run));
   REPORT.append(grid);
 }
 
+/** The findings: slow workers, their cost, the advice, and the command to type. */
+function showFindings() {
+  const holder = make("section", { id: "findings", "aria-label": "findings" });
+  for (const run of RUNS) {
+    if (SEVERAL && run.findings.length) holder.append(make("h3", {}, swatch(run), run.label));
+    for (const one of run.findings) {
+      holder.append(make("div", { class: "finding " + one.kind, "data-finding": one.kind }, make("p", {}, one.text),
+        one.command ? command(one.command) : null));
+    }
+  }
+  REPORT.append(holder);
+}
+
 function runCard(run) {
-  const engine = run.engine, facts = [
-    run.task ? `task ${run.task}` : "without gradients",
+  const engine = run.engine, facts = run.measured ? [`step times of ${run.workers} processes`, run.has_all_reduce ? "a step ends with the all-reduce" : "the all-reduce is not in the table"] : [
+    run.task ? `task ${run.task}` : run.subject,
     `${run.workers} ${run.workers === 1 ? "worker" : "workers"}`,
     engine.name === "simulated" ? "simulated, virtual seconds" : `${engine.name} engine, real seconds`,
     engine.latency ? `${engine.name === "simulated" ? "latency" : "artificial delays"} ${engine.latency}` : null,
@@ -67,7 +85,7 @@ function runCard(run) {
     `seed ${run.seed}`,
     run.end === null ? "broke off" : `ended: ${run.end}`,
   ].filter(Boolean);
-  const broke = run.end === null ? make("p", { class: "notice" }, "This run broke off, and is shown as far as its trace is whole" + (run.left_out ? `: ${run.left_out}.` : ".")) : null;
+  const broke = run.left_out ? make("p", { class: "notice" }, run.left_out + ".") : null;
   const empty = run.absent.updates ? make("p", { class: "notice" }, sentence(run.absent.updates)) : null;
   return make("article", { class: "card" },
     make("h3", {}, SEVERAL ? swatch(run) : null, run.label),
@@ -81,12 +99,20 @@ function keyFigures(run) {
   const reached = DATA.comparison[RUNS.indexOf(run)].time_to_target_s;
   const { summary } = run, { tickets, update_seconds: took, worker_seconds: work } = summary;
   const all = tickets.applied + tickets.dropped + tickets.lost, ended = all || 1, spent = work.compute + work.idle || 1;
+  if (!summary.updates) return [];
+  if (run.measured) {
+    return [
+      ["steps", whole(summary.updates), `in ${seconds(summary.seconds)}`],
+      ["a step took", seconds(took.mean), `median ${seconds(took.median)}, 99\u00a0% within\u00a0${seconds(took.p99)}`],
+      ["processes waited", share(work.idle / spent), run.has_all_reduce ? "for the slowest, and the all-reduce" : "for the slowest one of each step"],
+    ];
+  }
   const figures = [
     ["updates", whole(summary.updates), `in ${seconds(summary.seconds)}`],
     ["an update took", seconds(took.mean), `median ${seconds(took.median)}, 99\u00a0% within\u00a0${seconds(took.p99)}`],
     ["samples per second", number(run.samples_per_s), `${whole(summary.samples.applied)} in all`],
     ["tickets applied", whole(tickets.applied), `${share(tickets.applied / ended)} of ${whole(all)}`],
-    ["dropped", share(tickets.dropped / ended), `${whole(tickets.dropped)}, ${tickets.cancelled === tickets.dropped && tickets.dropped ? "all" : whole(tickets.cancelled) + " of them"} cancelled`],
+    ["dropped", share(tickets.dropped / ended), !tickets.dropped ? "none" : `${whole(tickets.dropped)}, ${tickets.cancelled === tickets.dropped ? "all" : whole(tickets.cancelled) + " of them"} cancelled`],
     ["workers waited", share(work.idle / spent), `${share(work.wasted / spent)} spent on what was not used`],
     ["staleness", number(summary.staleness.mean), `at most ${whole(summary.staleness.max)}`],
   ];
@@ -131,7 +157,7 @@ function showComparison() {
         make("td", {}, place === 0 ? swatch(RUNS[index]) : null, cell(row)))))))));
 }
 
-// ---------------------------------------------------------------- what was learned
+// ---------------------------------------------------------------- learning curves
 
 const AXES = { time: [SECONDS, number], updates: ["updates", whole], samples: ["samples", whole] };
 
@@ -163,10 +189,10 @@ function showLearning() {
   };
   for (const name of names) curve(spoken(name), (run) => run.measures[name], false);
   if (RUNS.some((run) => run.loss)) curve("training loss", (run) => run.loss, true);
-  charts.push(...later.map((draw) => draw())); // only now do the cards have their widths
+  charts.push(...later.map((draw) => draw())); // the cards have no width before
 }
 
-/** The mean of a fiftieth of the points around each. */
+/** Moving average over a fiftieth of the points. */
 function smoothed(values) {
   const half = Math.floor(values.length / 100);
   if (half < 1) return values;
@@ -181,12 +207,12 @@ function smoothed(values) {
   });
 }
 
-// ---------------------------------------------------------------- when gradients arrive
+// ---------------------------------------------------------------- arrival times
 
 function showArrivals() {
   const timed = RUNS.filter((run) => run.arrivals);
   const holder = section("arrivals", "When the gradients of a round arrive",
-    timed.length ? "Time from a new version to the k-th gradient of it. Where late work is cancelled, gradients beyond the quorum are never seen. Click a name under a chart to hide or show its line." : null);
+    !timed.length ? null : RUNS[0].measured ? "Time from the start of a step to the k-th process that is done with it." : "Time from a new version to the k-th gradient of it. Where late work is cancelled, gradients beyond the quorum are never seen. Click a name under a chart to hide or show its line.");
   const missing = absentLine("arrivals");
   if (missing) holder.append(missing);
   if (!timed.length) return;
@@ -218,12 +244,12 @@ function showArrivals() {
   }));
 }
 
-// ---------------------------------------------------------------- what workers did
+// ---------------------------------------------------------------- workers
 
 function showTimelines() {
   const holder = section("timeline", "What the workers did", "Drag to zoom in, Shift and drag to move, double-click for the whole run; or Ctrl and the wheel, or + − ← → when the picture has the focus. From afar a row shows shares of its time; close up, every ticket.");
   const kinds = ["used", "dropped", "cancelled", "lost", "gone", "waiting"];
-  holder.append(make("div", { class: "legend" }, kinds.map((kind) => make("span", {}, make("span", { class: "box", style: { background: `var(--${kind})` } }), KIND_WORDS[kind]))));
+  holder.append(boxes(...kinds.map((kind) => [kind, KIND_WORDS[kind]])));
   const longest = Math.max(...RUNS.map((run) => run.timeline.seconds)), views = [];
   const shared = SEVERAL && DATA.seconds !== "mixed";
   if (SEVERAL) {
@@ -253,23 +279,37 @@ function showTimelines() {
 
 function showWorkers() {
   const holder = section("workers", "Who is slow, and in what",
-    "Slowness is a worker's median ticket against the usual worker's; a ticket that was cancelled counts as at least as long as it ran. Click a heading to sort.");
+    RUNS[0].measured ? "Slowness is a process's median step against the usual one's. Click a heading to sort."
+      : "Slowness is a worker's median ticket against the usual worker's; a ticket that was cancelled counts as at least as long as it ran. Click a heading to sort.");
   const missing = absentLine("parts");
   if (missing) holder.append(missing);
-  for (const run of RUNS) if (run.worker_rows.length) holder.append(workerTable(run));
+  holder.append(boxes(["used", RUNS[0].measured ? "at work" : "used"], ...(RUNS[0].measured ? [] : [["dropped", "computed, not used"]]), ["waiting", "waiting"]));
+  for (const run of RUNS) {
+    if (run.worker_rows.length) holder.append(workerTable(run));
+    if (run.heat) heatCard(holder, run);
+  }
+}
+
+function heatCard(holder, run) {
+  const plot = make("div", { class: "heat" }), says = make("div", { class: "says" });
+  holder.append(make("figure", { class: "card", style: { marginTop: "12px" } }, make("h3", {}, SEVERAL ? swatch(run) : null, `worker × ${run.steps_are}: time of a ${run.tickets_are} against the usual one, ${seconds(run.heat.usual_s)}`),
+    boxes(...HEAT.map(([ratio, name]) => [name, "×" + ratio + (ratio === 8 ? " or more" : "")])), plot, says));
+  chart(plot, (target) => heatMap(target, says, run.heat, run.steps_are, run.first_step));
 }
 
 function workerTable(run) {
-  const parts = run.has_parts ? ["data", "compute", "transfer"].map((name) => [name, (row) => (row.parts_s ? row.parts_s[name] : null), seconds]) : [];
+  const parts = run.has_parts ? Object.keys(run.part_words).filter((name) => run.worker_rows.some((row) => row.parts_s && name in row.parts_s))
+    .map((name) => [run.part_words[name].replace(/^the | pass$|'s step$/g, ""), (row) => (row.parts_s ? row.parts_s[name] : null), seconds]) : [];
   const columns = [
     ["worker", (row) => row.worker, String],
     ["slowness", (row) => row.slowness, (value, row) => (value === null ? NOTHING : (row.median_s === null ? "≥ " : "") + "×" + value.toFixed(2))],
-    ["median ticket", (row) => (row.median_s === null ? row.at_least_s : row.median_s), (value, row) => (row.median_s === null && value !== null ? "> " : "") + seconds(value)],
+    ...(run.worker_rows.some((row) => row.slow_in) ? [["slow in", (row) => row.slow_in || "", (value) => (value ? (run.part_words[value] || value).replace(/^the /, "") : NOTHING)]] : []),
+    ["median " + run.tickets_are, (row) => (row.median_s === null ? row.at_least_s : row.median_s), (value, row) => (row.median_s === null && value !== null ? "> " : "") + seconds(value)],
     ["90 % within", (row) => row.p90_s, seconds],
     ...parts,
-    ...(run.has_parts ? [["slow in", (row) => row.slow_in || "", (value) => value || NOTHING]] : []),
-    ["tickets used", (row) => row.applied, whole], ["dropped", (row) => row.dropped, whole], ["lost", (row) => row.lost, whole],
-    ["used, wasted, waiting", (row) => (row.live_s ? row.idle_s / row.live_s : 0), (value, row) => timeBar(row)],
+    [run.measured ? "steps" : "used", (row) => row.applied, whole], ...(run.measured ? [] : [["dropped", (row) => row.dropped, whole]]),
+    ...(run.worker_rows.some((row) => row.lost) ? [["lost", (row) => row.lost, whole]] : []),
+    ["where its time went", (row) => (row.live_s ? row.idle_s / row.live_s : 0), (value, row) => timeBar(row)],
   ];
   let sorted = 1, down = true, all = false;
   const body = make("tbody"), more = make("button", { type: "button", onclick: () => { all = !all; fill(); } });
@@ -279,13 +319,13 @@ function workerTable(run) {
       const order = a === null ? 1 : b === null ? -1 : typeof a === "string" ? (down ? b.localeCompare(a) : a.localeCompare(b)) : down ? b - a : a - b;
       return order || one.worker - other.worker;
     });
-    body.replaceChildren(...rows.slice(0, all ? rows.length : 12).map((row) => make("tr", { "data-worker": row.worker }, columns.map(([name, value, words]) =>
-      make("td", { class: name === "slowness" && row.slowness >= 1.2 ? "flag" : name === "slow in" && row.slow_in ? "flag" : "" }, words(value(row), row))))));
+    body.replaceChildren(...rows.slice(0, all ? rows.length : 12).map((row) => make("tr", { "data-worker": row.worker, class: row.slowness >= DATA.slow ? "slow" : "" }, columns.map(([name, value, words]) =>
+      make("td", { class: ["slowness", "slow in"].includes(name) ? "flag" : "" }, words(value(row), row))))));
     more.textContent = all ? "show the first 12" : `show all ${rows.length}`;
     more.hidden = rows.length <= 12;
   };
   fill();
-  const head = make("tr", {}, columns.map(([name], index) => make("th", { class: "sortable", onclick: () => { down = sorted === index ? !down : index > 0; sorted = index; fill(); } }, name)));
+  const head = make("tr", {}, columns.map(([name], index) => make("th", { class: "sortable" + (name.startsWith("where") ? " text" : ""), onclick: () => { down = sorted === index ? !down : index > 0; sorted = index; fill(); } }, name)));
   const left = run.worker_rows_left_out;
   return make("div", { class: "card", style: { marginTop: "12px" } }, SEVERAL ? make("h3", {}, swatch(run), run.label) : null,
     make("div", { class: "scroll" }, make("table", {}, make("thead", {}, head), body)),
@@ -321,9 +361,7 @@ function showBytes() {
   const sending = RUNS.filter((run) => run.summary.bytes.sent);
   if (!sending.length) return;
   const most = Math.max(...sending.map((run) => run.summary.bytes.sent));
-  holder.append(make("div", { class: "legend" },
-    make("span", {}, make("span", { class: "box", style: { background: "var(--used)" } }), "used"),
-    make("span", {}, make("span", { class: "box", style: { background: "var(--dropped)" } }), "wasted: for gradients that were dropped or lost")));
+  holder.append(boxes(["used", "used"], ["dropped", "wasted: for gradients that were dropped or lost"]));
   const box = make("div", { class: "card" });
   holder.append(box);
   for (const run of sending) {
@@ -368,45 +406,73 @@ function stairs(run) {
 
 function showPlan() {
   const plan = DATA.plan;
-  if (!plan && !DATA.no_plan) return;
-  const choice = plan && plan.choice, from = plan && plan.run !== null && SEVERAL ? `From ${RUNS[plan.run].label}. ` : "";
+  if (!plan) return; // the findings give the reason
+  const choice = plan.choice, from = plan.run !== null && SEVERAL ? `From ${RUNS[plan.run].label}. ` : "";
   const holder = section("plan", "How many backups", null);
-  if (!plan) { holder.append(make("p", { class: "absent" }, "The planner says: " + DATA.no_plan + ".")); return; }
   if (choice) {
     const split = choice.quorum === null || choice.backups === null ? choice.policy : `${choice.quorum}+${choice.backups}`;
     holder.append(make("p", { "data-choice": split }, `${from}Of ${whole(plan.machines)} machines: `, make("strong", {}, split), choice.reason ? `, since ${choice.reason}.` : "."));
   }
   if (plan.changes.length) holder.append(make("p", { class: "quiet" }, "It would be otherwise: " + plan.changes.join("; ") + "."));
   for (const words of plan.notes) holder.append(make("p", { class: "quiet" }, sentence(words.replace(/\.$/, ""))));
-  const marks = choice && choice.backups !== null ? [{ x: choice.backups, label: `${choice.quorum}+${choice.backups}`, colour: "#D55E00" }] : [];
-  const grid = make("div", { class: "grid" }), later = [];
+  if (choice && choice.is_kept) { // no other split can be judged from the run
+    holder.append(make("p", { class: "quiet" }, "Figures of other splits are left out, as they do not hold; quorate plan --all shows them."));
+    return;
+  }
+  const grid = make("div", { class: "grid" });
   holder.append(grid);
-  const over = (title, series, yText, band) => {
-    if (series[series.length - 1].ys.every((value) => value === null)) return;
+  const chosen = choice ? plan.backups.indexOf(choice.backups) : -1;
+  const marks = chosen < 0 ? [] : [{ x: choice.backups, label: `${choice.quorum}+${choice.backups}`, colour: "#D55E00", top: true }];
+  const best = chosen < 0 ? Math.min(...plan.time.filter((value) => value !== null)) : plan.time[chosen];
+  const relative = (seconds) => seconds.map((value, index) => (value === null || plan.time[index] === null || !plan.mean[index] ? null : ((value / plan.mean[index]) * plan.time[index]) / best));
+  const near = closeTo(relative(plan.mean), relative(plan.low), chosen);
+  const curve = (title, words, yText, [low, mean, high], more) => {
+    if (mean.every((value) => value === null)) return () => null;
     const plot = make("div");
-    grid.append(card(title, plot));
-    later.push(() => chart(plot, (target) => lines(target, { series, band, marks, xLabel: "backups of " + whole(plan.machines) + " machines", xText: (value) => (Number.isInteger(value) ? whole(value) : ""), yText, fromZero: true })));
+    grid.append(card(title, words ? make("p", { class: "quiet" }, words) : null, plot));
+    const line = (label, ys, thin) => ({ label, ys, xs: plan.backups, colour: "#0072B2", thin, points: thin ? false : plan.backups.length <= 60 });
+    return () => chart(plot, (target) => lines(target, {
+      series: [line("least", low, true), line("most", high, true), line("mean", mean)], band: [0, 1], marks, yText,
+      xLabel: "backups of " + whole(plan.machines) + " machines", xText: (value) => (Number.isInteger(value) ? whole(value) : ""), ...more,
+    }));
   };
-  const line = (label, ys, thin) => ({ label, ys, xs: plan.backups, colour: "#0072B2", thin, points: thin ? false : plan.backups.length <= 24 });
-  const best = Math.min(...plan.time.filter((value) => value !== null));
-  over("time to the target, over the best split", [line("time", plan.time.map((value) => (value === null ? null : value / best)))], (value) => "×" + number(value), null);
-  over("seconds per update, with its interval", [line("low", plan.low, true), line("high", plan.high, true), line("mean", plan.mean)], seconds, [0, 1]);
-  later.forEach((draw) => draw());
+  const rel = [plan.low, plan.mean, plan.high].map(relative);
+  const tie = chosen < 0 ? null : [rel[0][chosen], rel[2][chosen]];
+  const words = tie ? `The band is the 95\u00a0% interval. A split whose band reaches into the stripe is as good as ${choice.quorum}+${choice.backups}.` + (near.cut ? " Splits that take longer are off the chart." : "") : null;
+  const draws = [
+    curve("time to the target, as a multiple of the chosen split's", words, (value) => "×" + value.toFixed(2), rel, { stripe: tie, xRange: near.xs && near.xs.map((index) => plan.backups[index]), yRange: near.ys }),
+    curve("seconds per update, with its 95\u00a0% interval", null, seconds, [plan.low, plan.mean, plan.high], { fromZero: true }),
+  ];
+  draws.forEach((draw) => draw()); // the cards have no width before
 }
 
-// ---------------------------------------------------------------- all of it
+/** The range of the chart around the chosen split in which a difference of one per cent is visible. */
+function closeTo(times, lows, chosen) {
+  const seen = times.filter((value) => value !== null), least = Math.min(...seen, ...lows.filter((value) => value !== null)), most = Math.max(...seen);
+  if (chosen < 0 || !seen.length) return { xs: null, ys: null, cut: false };
+  const top = Math.min(most, Math.max(1.15, 1 + 3 * Math.abs(1 - least)));
+  const inside = times.map((value, index) => (value !== null && value <= top ? index : -1)).filter((index) => index >= 0);
+  const xs = [Math.max(0, Math.min(...inside) - 1), Math.min(times.length - 1, Math.max(...inside) + 1)];
+  const room = (top - least) * 0.08 || 0.01;
+  return { xs: xs[1] > xs[0] ? xs : null, ys: [least - room, top + room], cut: most > top + room };
+}
+
+// ---------------------------------------------------------------- the whole page
 
 showRuns();
 if (RUNS.some((run) => run.summary.updates)) {
-  for (const show of [showComparison, showLearning, showArrivals, showTimelines, showWorkers, showStaleness, showBytes, showChoices]) show();
+  showComparison();
+  const learned = [showLearning], workers = [showWorkers, showPlan];
+  const shown = RUNS[0].measured ? [...workers, showArrivals, showTimelines] : [
+    ...(SEVERAL ? [...learned, ...workers] : [...workers, ...learned]), showArrivals, showTimelines, showStaleness, showBytes, showChoices];
+  for (const show of shown) show();
 }
-showPlan();
-REPORT.append(make("footer", {}, `Made by quorate report${DATA.quorate ? " of runs by quorate " + DATA.quorate : ""} from the traces of these runs. This page asks the network for nothing.`));
+REPORT.append(make("footer", {}, `Made by quorate report from ${RUNS[0].measured ? "the step times of a script" : `the traces of these runs${DATA.quorate ? ", by quorate " + DATA.quorate : ""}`}. This page asks the network for nothing.`));
 
 let resizing = null;
 addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => redrawAll(true), 120); });
 for (const looks of ["(prefers-color-scheme: dark)", "print"]) matchMedia(looks).addEventListener("change", () => redrawAll(false));
-// Ready when what was drawn has been painted.
+// The page is ready after the drawings have been painted.
 requestAnimationFrame(() => requestAnimationFrame(() => {
   window.reportReadyMs = performance.now();
   document.documentElement.dataset.ready = "yes";

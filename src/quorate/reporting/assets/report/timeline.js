@@ -1,5 +1,5 @@
 "use strict";
-// What every worker did, when. Far out it is an outline (shares of time), close up every ticket is a box.
+// Timeline of what each worker did. Zoomed out it is an outline (shares of time), zoomed in every ticket is a box.
 
 const KIND_WORDS = {
   used: "computed, used", dropped: "computed, dropped", cancelled: "cancelled before it was done", lost: "lost with its worker",
@@ -8,7 +8,7 @@ const KIND_WORDS = {
 const GUTTER = 46, AXIS = 24, LEAST_SPAN = 1e-6;
 
 class WorkerTimeline {
-  /** `limit`: where the time axis ends, at the run's own end or at that of a longer run beside it. */
+  /** `limit`: end of the time axis, which is the end of this run or of a longer run beside it. */
   constructor(holder, says, data, limit) {
     this.holder = holder;
     this.says = says;
@@ -80,7 +80,7 @@ class WorkerTimeline {
     return this.stretches.filter((one) => one.to > this.from && one.from < this.to);
   }
 
-  /** Boxes are drawn when they would on average be wide enough to be seen. */
+  /** Boxes are drawn if they are wide enough to be seen on average. */
   showsTickets() {
     let boxes = 0, covered = 0;
     for (const one of this.inView()) {
@@ -93,29 +93,29 @@ class WorkerTimeline {
   }
 
   drawOutline(context, ratio) {
-    const { width_s: width, bins, lanes } = this.data.outline, rows = this.data.rows;
+    const { width_s: width, bins, kinds } = this.data.outline, rows = this.data.rows;
     const columns = Math.max(1, Math.round(this.plotWidth * ratio)), tall = Math.max(1, Math.round(this.rowHeight * ratio));
     const gap = this.rowHeight >= 6 ? Math.max(1, Math.round(ratio)) : 0;
     const image = context.createImageData(columns, rows * tall);
     const pixels = new Uint32Array(image.data.buffer);
-    const colours = lanes.map((lane) => packed(this.colours[lane]));
-    const waiting = packed(this.colours.waiting), heights = new Float64Array(lanes.length);
+    const colours = kinds.map((kind) => packed(this.colours[kind]));
+    const waiting = packed(this.colours.waiting), heights = new Float64Array(kinds.length);
     for (let row = 0; row < rows; row += 1) {
       for (let column = 0; column < columns; column += 1) {
         const at = this.from + ((column + 0.5) / columns) * (this.to - this.from);
         if (at > this.data.seconds) break; // the run is over
         const bin = Math.min(bins - 1, Math.floor(at / width));
-        // A whole row at first glance: shares stand on each other, what is left is waiting.
+        // The shares of a bin are stacked; the rest of the row is waiting.
         const level = tall - gap;
         let sum = 0;
-        for (let lane = 0; lane < lanes.length; lane += 1) {
-          sum += this.shares[(lane * rows + row) * bins + bin];
-          heights[lane] = Math.round((level * Math.min(255, sum)) / 255);
+        for (let kind = 0; kind < kinds.length; kind += 1) {
+          sum += this.shares[(kind * rows + row) * bins + bin];
+          heights[kind] = Math.round((level * Math.min(255, sum)) / 255);
         }
-        let lane = 0;
+        let kind = 0;
         for (let y = 0; y < level; y += 1) {
-          while (lane < lanes.length && y >= heights[lane]) lane += 1;
-          pixels[(row * tall + level - 1 - y) * columns + column] = lane < lanes.length ? colours[lane] : waiting;
+          while (kind < kinds.length && y >= heights[kind]) kind += 1;
+          pixels[(row * tall + level - 1 - y) * columns + column] = kind < kinds.length ? colours[kind] : waiting;
         }
       }
     }
@@ -134,7 +134,7 @@ class WorkerTimeline {
     context.rect(GUTTER, 0, this.plotWidth, this.data.rows * this.rowHeight);
     context.clip();
     const open = this.data.kinds.indexOf("open");
-    for (const first of [true, false]) { // what only a later stretch knows better comes first, and is painted over
+    for (const first of [true, false]) { // open tickets first: a later stretch paints over them
       for (const one of this.inView()) {
         for (let index = 0; index < one.rows.length; index += 1) {
           if ((one.kinds[index] === open) !== first) continue;
@@ -147,11 +147,6 @@ class WorkerTimeline {
       }
     }
     context.restore();
-  }
-
-  rowName(row) {
-    const each = this.data.workers_per_row;
-    return each === 1 ? `worker ${row}` : `workers ${row * each}–${(row + 1) * each - 1}`;
   }
 
   drawAxes(context, width, height) {
@@ -177,7 +172,7 @@ class WorkerTimeline {
     }
   }
 
-  // ------------------------------------------------------------ hands
+  // ------------------------------------------------------------ mouse and keyboard
 
   listen() {
     let pressed = null;
@@ -228,7 +223,7 @@ class WorkerTimeline {
     const row = Math.floor(y / this.rowHeight), time = this.time(x);
     if (row < 0 || row >= this.data.rows || x < GUTTER || time > Math.min(this.to, this.data.seconds)) { this.says.textContent = ""; return; }
     const span = this.to - this.from, stretch = this.inView().find((one) => one.from <= time && time <= one.to);
-    this.says.textContent = `${this.rowName(row)}, ${moment(time, span)}: ` + (this.detail && stretch ? this.ticketAt(row, time, span) : this.sharesAt(row, time));
+    this.says.textContent = `${rowName(this.data, row)}, ${moment(time, span)}: ` + (this.detail && stretch ? this.ticketAt(row, time, span) : this.sharesAt(row, time));
   }
 
   ticketAt(row, time, span) {
@@ -247,10 +242,10 @@ class WorkerTimeline {
   }
 
   sharesAt(row, time) {
-    const { width_s: width, bins, lanes } = this.data.outline;
+    const { width_s: width, bins, kinds } = this.data.outline;
     const bin = Math.min(bins - 1, Math.floor(time / width));
-    const parts = lanes.map((lane, index) => this.shares[(index * this.data.rows + row) * bins + bin] / 255);
-    const names = lanes.map((lane) => (lane === "gone" ? "without a worker" : lane));
+    const parts = kinds.map((kind, index) => this.shares[(index * this.data.rows + row) * bins + bin] / 255);
+    const names = kinds.map((kind) => (kind === "gone" ? "without a worker" : kind));
     const waits = Math.max(0, 1 - parts.reduce((sum, one) => sum + one, 0));
     return [...parts.map((part, index) => [part, names[index]]), [waits, "waiting"]]
       .filter(([part]) => part > 0.005).map(([part, name]) => `${share(part)} ${name}`).join(", ");

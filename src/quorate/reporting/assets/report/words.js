@@ -1,5 +1,5 @@
 "use strict";
-// Elements and numbers. Text from a trace only ever becomes textContent: it cannot turn into markup.
+// HTML elements and number formats. Text from a trace is only assigned to textContent, so it cannot become markup.
 
 /** An element: make("td", {class: "text"}, "words", otherElement). */
 function make(tag, attributes, ...inside) {
@@ -15,9 +15,14 @@ function make(tag, attributes, ...inside) {
   return element;
 }
 
+/** A command to type; lines break between its words where possible. */
+function command(text) {
+  return make("code", { class: "command" }, text.split(" ").flatMap((word) => [make("span", {}, word), " "]).slice(0, -1));
+}
+
 const NOTHING = "–";
 
-/** Three digits that matter, thousands separated. */
+/** Three significant digits, with thousands separators. */
 function number(value) {
   if (value === null || value === undefined) return NOTHING;
   const size = Math.abs(value);
@@ -46,7 +51,7 @@ function seconds(value) {
   return number(value / 3600) + " h";
 }
 
-/** A moment of a run, with as many digits as a span needs. */
+/** A time in the run, with as many digits as the visible span needs. */
 function moment(value, span) {
   const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(Math.max(span, 1e-9))) + 2));
   return value.toFixed(digits) + " s";
@@ -65,12 +70,12 @@ function share(value) {
   return (100 * value).toFixed(value !== 0 && Math.abs(value) < 0.1 ? 1 : 0) + " %";
 }
 
-/** The words of a trace as a person says them: test_loss becomes test loss. */
+/** A name from a trace as words: test_loss becomes test loss. */
 function spoken(name) {
   return String(name).replaceAll("_", " ");
 }
 
-/** Colours are Okabe and Ito's; their black is not to be seen on a dark ground. */
+/** Colours are those of Okabe and Ito, except black, which is invisible on a dark background. */
 function seen(colour) {
   return onDark() && colour.toLowerCase() === "#000000" ? "#e6e9ed" : colour;
 }

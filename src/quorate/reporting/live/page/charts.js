@@ -1,4 +1,4 @@
-// One small chart a quantity. A chart is made once and then only given new data.
+// One small chart per quantity. A chart is created once and then only gets new data.
 "use strict";
 
 const WHOLE = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5, 6].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
@@ -40,7 +40,7 @@ class Chart {
     if (this.plot !== null && width > 0 && width !== this.plot.width) this.plot.setSize({ width, height: 190 });
   }
 
-  // Drawn anew when light turns to dark: a canvas does not follow the style sheet.
+  // Redrawn when the colour scheme changes, since a canvas does not follow the style sheet.
   draw() {
     if (this.plot !== null) this.plot.destroy();
     this.plot = null;
@@ -84,7 +84,7 @@ class Chart {
   }
 }
 
-// From the least to the most, but a few that are far out shall not press the rest flat.
+// The range of the values without a few outliers, which would flatten the rest.
 function spread([, mean, low = mean, high = mean]) {
   const nearly = (values, share) => [...values].sort((a, b) => a - b)[Math.floor(share * (values.length - 1))];
   const bottom = Math.min(nearly(low, 0.05), nearly(mean, 0));

@@ -1,4 +1,4 @@
-// Numbers and times as a person reads them. Everything becomes text, never markup.
+// Formats of numbers and times. Everything becomes text, never markup.
 "use strict";
 
 const texts = {
@@ -26,7 +26,7 @@ const texts = {
     return value < 0.9995 ? `${texts.three(value * 1e3)}\u00a0ms` : `${texts.three(value)}\u00a0s`;
   },
 
-  // Along an axis: without zeros at the end.
+  // For an axis: without trailing zeros.
   tick(value) {
     return Number(value.toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 9 });
   },

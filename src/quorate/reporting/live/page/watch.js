@@ -1,9 +1,9 @@
-// Asks for the state about once a second and shows it. Text of a trace is only ever put into textContent.
+// Fetches the state about once a second and shows it. Text from a trace is only assigned to textContent.
 "use strict";
 
 const POLL_MS = 1000;
 const PATIENCE_MS = 5000;
-const QUIET_S = 5;
+const QUIET_S = 5; // as in watcher.py
 const at = (id) => document.getElementById(id);
 const charts = new Map();
 let seen = -1;
@@ -47,12 +47,26 @@ function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// ---------------------------------------------------------------- how it stands
+// Lines break between the words of a command where possible.
+function setCommand(element, text) {
+  if (element.textContent === text) return;
+  element.replaceChildren();
+  text.split(" ").forEach((word, index) => {
+    const part = document.createElement("span");
+    part.textContent = word;
+    element.append(index ? " " : "", part);
+  });
+  if (!text) element.replaceChildren();
+}
+
+// ---------------------------------------------------------------- status
 
 function showStatus(news) {
   const [text, kind] = statusText(news);
   setText(at("status"), text);
   at("status").className = `banner ${kind}`;
+  at("go-on").hidden = !news.to_go_on;
+  setCommand(at("go-on").firstElementChild, news.to_go_on ?? "");
 }
 
 function statusText(news) {
@@ -60,10 +74,7 @@ function statusText(news) {
   if (news.status === "unreadable") return [news.problem, "bad"];
   if (news.status === "reading")
     return [`reading … ${Math.floor(100 * news.read_share)} % (${texts.count(news.records)} records)`, ""];
-  if (news.status === "ended") {
-    const usual = ["limit reached", "data used up"].includes(state.ending);
-    return [`the run has ended: ${state.ending}`, usual ? "good" : "warn"];
-  }
+  if (news.status === "ended") return [`the run has ended: ${state.ending}`, news.ended_well ? "good" : "warn"];
   if (news.quiet_s !== null && news.quiet_s >= QUIET_S)
     return [`no news for ${texts.clock(news.quiet_s)}: an update takes long, or the run broke off`, "warn"];
   return ["running", "good"];
@@ -89,7 +100,7 @@ function showProgress(news, state) {
 
 function showState(state) {
   const { run } = state;
-  setText(at("title"), `${run.policy}${run.task ? ` on ${run.task}` : ", without gradients"}`);
+  setText(at("title"), `${run.policy} ${run.subject}`);
   document.title = `${state.share === null ? texts.count(state.updates) : texts.percent(state.share, 0)} · ${run.policy}`;
   const details = [
     `${texts.count(run.workers)} ${run.real ? "" : "simulated "}workers${run.real && run.engine ? ` (${run.engine})` : ""}`,
@@ -98,11 +109,30 @@ function showState(state) {
     run.real ? "real seconds" : "virtual seconds",
   ];
   setText(at("subtitle"), details.filter(Boolean).join(" · "));
+  showFindings(state.findings);
   showTiles(state);
   showCharts(state);
   showChoices(state);
   showReasons(state);
   showWorkers(state.workers);
+}
+
+/** The findings: slow workers, their cost, the advice, and the command to type. */
+function showFindings(findings) {
+  const place = at("findings");
+  while (place.children.length > findings.length) place.lastChild.remove();
+  findings.forEach((one, index) => {
+    if (index === place.children.length) {
+      const box = document.createElement("div");
+      box.append(document.createElement("p"), document.createElement("code"));
+      box.lastChild.className = "command";
+      place.append(box);
+    }
+    const box = place.children[index];
+    box.className = `finding ${one.kind}`;
+    setText(box.firstChild, one.text);
+    setCommand(box.lastChild, one.command ?? "");
+  });
 }
 
 function showTiles(state) {
@@ -146,7 +176,7 @@ function showTiles(state) {
 }
 
 function showChart(id, data, make) {
-  if (data[0].length === 0) return; // nothing yet, or not in this run
+  if (data[0].length === 0) return; // no data yet, or not in this run
   if (!charts.has(id)) charts.set(id, new Chart(at("charts"), { id: `chart-${id}`, ...make() }));
   charts.get(id).show(data);
 }
@@ -175,7 +205,7 @@ function showCharts(state) {
 
 // ---------------------------------------------------------------- tables
 
-function fill(table, head, rows) {
+function fill(table, head, rows, slow = []) {
   const shape = `${head.length} ${rows.length}`;
   if (table.dataset.shape !== shape) {
     table.dataset.shape = shape;
@@ -194,7 +224,8 @@ function fill(table, head, rows) {
     }
   }
   rows.forEach((row, index) => {
-    const { cells } = table.tBodies[0].rows[index];
+    const line = table.tBodies[0].rows[index], { cells } = line;
+    line.className = slow[index] ? "slow" : "";
     row.forEach((text, column) => setText(cells[column], text));
   });
 }
@@ -238,11 +269,12 @@ function showWorkers(workers) {
   const slowest = [...workers.rows].sort((one, other) => (other.slowness ?? 0) - (one.slowness ?? 0)).slice(0, 50);
   fill(
     at("workers"),
-    [["worker"], ["state", "word"], ["a ticket, recent"], ["× the median"], ["dropped, recent"], ["arrived"], ["dropped"], ["lost"]],
+    [["worker"], ["state", "word"], ["slowness"], ["slow in", "word"], ["a ticket, recent"], ["dropped, recent"], ["arrived"], ["dropped"], ["lost"]],
     slowest.map((one) => [
-      String(one.worker), one.state, texts.seconds(one.pace_s), one.slowness === null ? texts.none : one.slowness.toFixed(2),
-      texts.percent(one.drop_share, 0), texts.count(one.arrived), texts.count(one.dropped), texts.count(one.lost),
+      String(one.worker), one.state, one.slowness === null ? texts.none : `×${one.slowness.toFixed(2)}`, one.slow_in ?? texts.none,
+      texts.seconds(one.pace_s), texts.percent(one.drop_share, 0), texts.count(one.arrived), texts.count(one.dropped), texts.count(one.lost),
     ]),
+    slowest.map((one) => one.slowness >= workers.slow),
   );
 }
 

@@ -1,0 +1,162 @@
+"""`quorate train --resume`: resumes a recorded run, and checks that repeated options agree with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from quorate.cli.engine_options import RAY
+from quorate.cli.options import EndOptions
+from quorate.cli.policy_options import WorkerCounts, flag_text, label, parse_own_options, parse_workers
+from quorate.cli.progress import AliveWorkers, reporter, starting
+from quorate.cli.ray_options import UNRECORDED, RayOptions, parse_resources, resources_text
+from quorate.cli.run_command import resume_hint, run_environment
+from quorate.errors import BadInput
+from quorate.faults import parse_faults
+from quorate.latency import parse_latency
+from quorate.policy_loading import recorded_policy
+from quorate.trace import TRACE_FILE, read_whole_header
+
+if TYPE_CHECKING:
+    from quorate.run import Result
+
+
+#: Options that may differ each time, so that they contradict nothing recorded.
+ALWAYS_ALLOWED = ("resume", "task", "updates", "epochs", "until", "checkpoint_every", "patience", "quiet", "json")
+_ENGINE_OPTIONS = ("threads", "device", "latency", "faults", "wire", "shards", "cpus", "gpus")
+
+
+def given_options(context: typer.Context) -> dict[str, Any]:
+    """The options on the command line, with their values."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {
+        name: context.params[name]
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    }
+
+
+def check_options_can_start(run: Path, given: dict[str, Any]) -> None:
+    """Nothing is recorded to resume from: refuse unless the options are enough to start the run."""
+    from quorate.out_folder import OutFolder
+
+    trace = run / TRACE_FILE
+    found = "is empty: its run was killed before it recorded anything" if trace.exists() else "does not exist"
+    if "out" in given and given["out"].resolve() != run.resolve():
+        raise BadInput(f"--out {given['out']} was given with --resume {run}; name one folder")
+    if not given.keys() - {"resume", "out", "patience", "quiet", "json"}:
+        raise BadInput(
+            f"trace {str(trace)!r} {found}; to start the run, add the options that it was started with (--task …)"
+        )
+    OutFolder(run)  # refuses a folder that holds other files of a run
+    sys.stderr.write(f"note: trace {str(trace)!r} {found}; the run starts\n")
+
+
+def resume_run(
+    run: Path,
+    given: dict[str, Any],
+    on_ray: RayOptions,
+    end: EndOptions,
+    patience: float,
+    checkpoint_every: int | None,
+    quiet: bool,
+) -> tuple[Result, str]:
+    """Resume a run as it was recorded; returns its result and its label."""
+    import quorate
+    from quorate.training import engine_of
+
+    header = read_whole_header(run)
+    policy = given.get("policy") if ":" in given.get("policy", "") else None
+    with redirect_stdout(sys.stderr):
+        name = label(recorded_policy(header["policy"], policy), header["workers"])
+    check_agrees(run, header, given)
+    again = on_ray.unrecorded_arguments()
+    # As many threads as in the workers: a replay evaluates with that number, and must get the same bits.
+    with (
+        run_environment(header["engine"].get("threads", 1)),
+        reporter(quiet) as report,
+        resume_hint(name, report, run, on_ray.options_to_repeat()),
+    ):
+        report.begin(name, starting(header["workers"], header["engine"]["name"]))
+        result = quorate.resume(
+            run,
+            given.get("task"),
+            engine_of(header["engine"], header["workers"], **again) if again else None,
+            policy=policy,
+            updates=end.updates,
+            epochs=end.epochs,
+            until=end.until,
+            patience_s=patience,
+            checkpoint_every=checkpoint_every,
+            on_progress=report,
+            recorders=(AliveWorkers(report),),
+        )
+    return result, name
+
+
+def check_agrees(run: Path, header: dict[str, Any], given: dict[str, Any]) -> None:
+    """Refuse options that contradict the recorded run; options that repeat it are fine."""
+    recorded = _recorded(run, header)
+    free = (*ALWAYS_ALLOWED, *UNRECORDED) if header["engine"]["name"] == RAY else ALWAYS_ALLOWED
+    given = {**given, **parse_own_options(given.get("policy_option") or ())}
+    given.pop("policy_option", None)
+    for name, value in given.items():
+        if name in UNRECORDED and name not in free:
+            raise BadInput(
+                f"{flag_text(name, value)} was given, but the run in {str(run)!r} was not made on Ray; leave it out"
+            )
+        if name in free or _same(name, value, recorded.get(name), header["policy"]["name"]):
+            continue
+        there = recorded.get(name)
+        made = f"without --{name.replace('_', '-')}" if there is None else f"with {flag_text(name, there)}"
+        raise BadInput(
+            f"{flag_text(name, value)} was given, but the run in {str(run)!r} was made {made}; "
+            f"leave it out, or start a new run"
+        )
+
+
+def _recorded(run: Path, header: dict[str, Any]) -> dict[str, Any]:
+    """Every option of `quorate train` with its value in the recorded run; None if it was not used."""
+    engine, policy = header["engine"], header["policy"]
+    quorum = next((policy[name] for name in ("quorum", "gradients", "k") if policy.get(name) is not None), None)
+    workers = header["workers"]
+    return {
+        **{name: value for name, value in policy.items() if name not in ("name", "quorum", "backups")},
+        **header["learning"],
+        **{name: engine.get(name) for name in _ENGINE_OPTIONS},
+        "resources": resources_text(engine.get("resources", {})),
+        "engine": engine["name"],
+        **{name: header[name] for name in ("batch_size", "seed", "evaluate_every")},
+        "policy": policy["name"],
+        "workers": str(workers) if quorum is None or quorum >= workers else f"{quorum}+{workers - quorum}",
+        "out": str(run),
+    }
+
+
+def _same(name: str, given: Any, recorded: Any, policy: str) -> bool:
+    """Whether two values of an option mean the same."""
+    if name == "policy" and ":" in given:  # the current place of the class; loading it compares the names
+        return True
+    if name == "workers":
+        return _same_workers(parse_workers(given), parse_workers(recorded), policy)
+    read: dict[str, Callable[[str], Any]] = {
+        "latency": lambda text: parse_latency(text).text(),
+        "faults": parse_faults,
+        "resources": lambda text: parse_resources("resources", text),
+        "out": lambda text: Path(text).resolve(),
+    }
+    if recorded is not None and name in read:
+        return bool(read[name](given) == read[name](recorded))
+    return bool(given == recorded)
+
+
+def _same_workers(given: WorkerCounts, recorded: WorkerCounts, policy: str) -> bool:
+    """A plain number of workers states the quorum only for the policy backup."""
+    if not given.backups and policy != "backup":
+        return given.total == recorded.total
+    return given == recorded

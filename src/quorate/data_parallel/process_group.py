@@ -1,0 +1,148 @@
+"""The process group of `DataParallel`, and a probe of how busy the cores are.
+
+All-reduces are called from a background thread, while the user's thread may call collectives on its own group. Two
+threads must not share one group: different processes could call its collectives in a different order. So `ProcessGroup`
+makes a second group with the same members and backend. It is not registered with torch.distributed:
+`destroy_process_group()` at the end of one script must not take it away from processes that still train.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from quorate.errors import BadInput
+
+_PROBE_BYTES, _PROBES = 1 << 20, 5
+_TASKS = Path("/proc/self/task")
+_numbers = count()
+_MEETING_S, _LONGEST_ALLREDUCE_S = 300.0, 24 * 3600.0
+_PrefixStore: Any = dist.PrefixStore  # type: ignore[attr-defined]
+
+
+def contention(allreduce: Callable[[Tensor], None], workers: int, device: torch.device) -> float:
+    """Share of all-reduce time in which threads waited for a core, 0 to 1: the mean over all processes.
+
+    allreduce: sums a tensor over all workers, and returns when the sum is there.
+    """
+    probe = torch.zeros(_PROBE_BYTES // 4, device=device)
+    allreduce(probe)  # Warm-up: the first call connects and allocates memory.
+    began, before = time.monotonic(), _waited_for_a_core_s()
+    for _ in range(_PROBES):
+        allreduce(probe)
+        probe.sum().item()  # On a GPU this waits for the sum.
+    share = min(1.0, (_waited_for_a_core_s() - before) / max(time.monotonic() - began, 1e-9))
+    mean = torch.tensor([share / workers], dtype=torch.float64, device=device)
+    allreduce(mean)
+    return float(mean.item())
+
+
+def _waited_for_a_core_s() -> float:
+    """Total seconds in which threads of this process were runnable but not running; 0 if the system does not tell."""
+    try:
+        return sum(int((thread / "schedstat").read_text().split()[1]) for thread in _TASKS.iterdir()) / 1e9
+    except (OSError, IndexError, ValueError):  # This is not Linux, or a thread has just ended.
+        return 0.0
+
+
+class ProcessGroup:
+    """The processes that train together, and their collectives. worker: the rank of this process among them."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        check_there_is_a_group()
+        self.worker, self.workers = dist.get_rank(group), dist.get_world_size(group)
+        if self.worker < 0:
+            raise BadInput("this process is not in process_group; make DataParallel only in its processes")
+        self.backend = _backend_for(group, device)
+        members = "-".join(map(str, dist.get_process_group_ranks(group or dist.group.WORLD)))
+        # torchrun may give the same store to a restarted script, which must not read keys from before the restart.
+        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefix = f"quorate/{life}/{next(_numbers)}/{members}"
+        self.store = _PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+        self._device = device
+        self._group: Any = None
+
+    def meet(self) -> None:
+        """Connect to the other processes.
+
+        If a process fails while others still connect, they see only a lost connection. So each process checks all it
+        can on its own before it calls this.
+        """
+        store, timeout = _PrefixStore("data", self.store), timedelta(seconds=_MEETING_S)
+        if self.backend == "gloo":
+            self._group = dist.ProcessGroupGloo(store, self.worker, self.workers, timeout)
+        else:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self._group = dist.ProcessGroupNCCL(store, self.worker, self.workers, options)
+        # The control plane detects lost and silent processes. A process that evaluates for an hour is neither.
+        if hasattr(self._group, "_set_default_timeout"):
+            self._group._set_default_timeout(timedelta(seconds=_LONGEST_ALLREDUCE_S))
+
+    def allreduce(self, tensors: list[Tensor]) -> Any:
+        """Start to sum a tensor over all processes."""
+        return self._group.allreduce(tensors)
+
+    def contention(self) -> float:
+        """Share of all-reduce time spent waiting for cores rather than for the network; the same in all processes."""
+        return contention(lambda tensor: self._group.allreduce([tensor]).wait(), self.workers, self._device)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
+        """Overwrite the tensor in all processes with the one of process `source`."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = source, 0
+        self._group.broadcast([tensor], options).wait()
+
+    def gather_bytes(self, own: bytes) -> list[bytes]:
+        """The bytes of all processes, by worker."""
+        lengths = torch.zeros(self.workers, dtype=torch.int64)
+        lengths[self.worker] = len(own)
+        sizes = self._summed(lengths).tolist()
+        table = torch.zeros(self.workers, max(*sizes, 1), dtype=torch.uint8)
+        table[self.worker, : len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8) if own else 0
+        table = self._summed(table)
+        return [bytes(table[worker, :size].tolist()) for worker, size in enumerate(sizes)]
+
+    def _summed(self, tensor: Tensor) -> Tensor:
+        on_device = tensor.to(self._device)
+        self._group.allreduce([on_device]).wait()
+        return on_device.cpu()
+
+
+def world_size() -> int:
+    """Number of processes: torch.distributed's count, or the launcher's before `init_process_group`."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def check_there_is_a_group() -> None:
+    if not dist.is_available() or not dist.is_initialized():
+        raise BadInput(
+            "there is no process group; call torch.distributed.init_process_group(...) first, "
+            "and start the script with torchrun (or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT)"
+        )
+
+
+def _backend_for(group: Any, device: torch.device) -> str:
+    """The backend that the user's group uses for tensors on this device."""
+    config = dist.get_backend_config(group)  # e.g. "cpu:gloo,cuda:nccl"
+    by_device = dict(part.split(":") for part in config.split(",") if ":" in part)
+    backend = by_device.get(device.type, dist.get_backend(group))
+    if backend == "nccl" and device.type == "cpu":
+        raise BadInput(
+            "the process group uses NCCL, which moves tensors between GPUs only, but the model is on the CPU; "
+            'move the model to this process\'s GPU, or init_process_group("gloo")'
+        )
+    if backend not in ("gloo", "nccl"):
+        raise BadInput(f"the process group uses {backend}; DataParallel works on gloo and NCCL")
+    return backend

@@ -1,1 +1,0 @@
-"""torch.distributed collectives: replicated parameters, gradients averaged by all-reduce."""

@@ -1,0 +1,90 @@
+"""The model that all simulated workers share, and the interface of the strategies that compute with it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quorate.engines.base import Job, Outcome
+from quorate.engines.shared.batches import Batches
+from quorate.engines.shared.buffers import Buffers
+from quorate.engines.shared.compute import check_dense
+from quorate.events import Ticket
+from quorate.learner import Learner
+
+
+class WorkerModel:
+    """The model, its learner and its data. It computes gradients at the parameters that the learner points at."""
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        assert job.task is not None
+        self.task, self.ledger, self.seed = job.task, job.ledger, job.seed
+        self.batches = Batches(job.task, job.ledger, job.seed, device)
+        self.learner = Learner(self.task, job.learning, job.seed, device)
+        self.learner.model.train()
+        self.buffers = Buffers(self.learner.model)
+        self._checked_dense = False
+
+    def backward(self, batches: Sequence[int], scale: float = 1.0) -> Tensor:
+        """Forward and backward over these batches as one; adds `scale` × gradient to `.grad` and returns the loss."""
+        self.buffers.settle()
+        self.batches.seed(batches[0])
+        loss = self.task.loss(self.learner.model, self.batches.load(batches))
+        (loss if scale == 1.0 else loss * scale).backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    def trial_gradient(self, *batches: int) -> list[Tensor | None]:
+        """The gradient of these batches as one, by parameter, at the newest version. It changes no state."""
+        try:
+            self.backward(batches)
+            self.gradients()  # raises if a gradient is sparse
+            return [None if parameter.grad is None else parameter.grad.clone() for parameter in self.learner.params]
+        finally:
+            self.learner.clear_gradients()
+            self.buffers.reset()
+
+    def last_batch_has_all_gradients(self) -> bool:
+        """Whether a smaller last batch of an epoch also gives every parameter a gradient."""
+        last = (self.ledger.batches_per_epoch or 1) - 1
+        if self.ledger.size(last) == self.ledger.size(0):
+            return True
+        try:
+            return all(grad is not None for grad in self.trial_gradient(last))
+        except Exception:  # training raises it again if it ever reaches that batch
+            return True
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients just computed."""
+        grads = self.learner.gradients()
+        if not self._checked_dense:
+            self._checked_dense = True
+            check_dense(grads)
+        return grads
+
+
+class Strategy(ABC):
+    """Decides when gradients are computed and how they are combined."""
+
+    #: Recorded in the trace: a replay must combine gradients in the same way to get the same bits.
+    arithmetic: str
+
+    def __init__(self, worker: WorkerModel) -> None:
+        self.worker = worker
+        self.learner = worker.learner
+
+    def started(self, ticket: Ticket) -> None:  # noqa: B027 - optional
+        """A worker has read the ticket's version and begins to compute."""
+
+    @abstractmethod
+    def arrived(self, ticket: Ticket) -> bool:
+        """The gradient is due; returns False if it holds NaN or Inf."""
+
+    def ended(self, ticket: Ticket, arrived: bool) -> None:  # noqa: B027 - optional
+        """The ticket will not be applied."""
+
+    @abstractmethod
+    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+        """Make the next version."""

@@ -1,1 +1,0 @@
-"""`quorate.DataParallel` inside other people's training loops; each module needs the package it is named after."""

@@ -1,1 +1,0 @@
-"""Training scripts under torchrun: `DataParallel`, what it hands out, and what it saves."""
