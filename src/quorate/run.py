@@ -191,9 +191,14 @@ def run(
             while True:
                 try:
                     with ExitStack() as writing:  # waits for a checkpoint being written, also after an error
-                        result = _run(
-                            job, engine, limits, folder, options, state, metrics, watchers, told, over, writing
-                        )
+                        try:
+                            result = _run(
+                                job, engine, limits, folder, options, state, metrics, watchers, told, over, writing
+                            )
+                        except ClusterLost as lost:
+                            if folder is not None:  # warn at once: Ray may end this process at any later call
+                                warn(f"{lost}; to go on: quorate train --resume {shlex.quote(str(folder.path))}")
+                            raise
                     break
                 except LearnerLost as lost:
                     newest = max(newest, metrics.updates)
@@ -209,9 +214,6 @@ def run(
                     told = [metrics]  # the other watchers have seen the past already
         except Exception as error:
             early = not metrics.updates or (isinstance(error, BadInput) and len(metrics.evaluations) <= 1)
-            if isinstance(error, ClusterLost) and folder is not None:
-                # Warn now: Ray may end this process when the engine is closed.
-                warn(f"{error}; to go on: quorate train --resume {shlex.quote(str(folder.path))}")
             if folder is not None and state is None and early:
                 _close_all(watchers)
                 folder.discard()
@@ -297,7 +299,7 @@ def _run(
     try:
         with _no_garbage_collection() if job.task is None else nullcontext():
             time = coordinator.run()
-    except LearnerLost:
+    except (LearnerLost, ClusterLost):
         raise
     except (Exception, EvaluationCutOff) as error:
         if hooks.checkpoints is not None and coordinator.version > 0:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import re
+import select
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +27,7 @@ from quorate.engines.ray.connection import (
     restore_variables,
     untouched_signals,
 )
-from quorate.errors import BadInput, install_line
+from quorate.errors import BadInput, ClusterLost, install_line
 
 _ANSWER_S = 2.0
 INSTALL = install_line("ray")
@@ -96,6 +98,7 @@ class Cluster:
         self._session, self._connected_here = session, connected_here
         self._open = True
         self.driver_node: str = ray.get_runtime_context().get_node_id()
+        self._raylet = _open_raylet()
 
     @property
     def started_here(self) -> bool:
@@ -150,17 +153,43 @@ class Cluster:
                     return False
         return False
 
+    def check_raylet(self) -> None:
+        """ClusterLost if the raylet of this machine is gone.
+
+        Ray itself notices after some ten seconds, and may then end this process without a word.
+        """
+        if self._raylet is not None and select.select([self._raylet], [], [], 0)[0]:
+            raise ClusterLost("Ray is gone from this machine (its raylet was killed, or had no memory left)")
+
     def close(self) -> None:
         """Stop a cluster started here, or close a connection made here. A connection made by the user stays."""
         if not self._open:
             return
         self._open = False
+        if self._raylet is not None:
+            os.close(self._raylet)
+            self._raylet = None
         if self._session is not None:
             self._session.close()
         elif self._connected_here:
             end_connection()
         if self.variables_before is not None:
             restore_variables(self.variables_before)
+
+
+def _open_raylet() -> int | None:
+    """A pidfd of the raylet to which this process is connected; it is readable when the raylet ends.
+
+    None if the raylet's process is not visible, for example from inside a container.
+    """
+    from ray._private.worker import global_worker
+
+    name = getattr(global_worker.node, "raylet_socket_name", None)
+    for process in Path("/proc").glob("[0-9]*") if name else ():
+        with contextlib.suppress(OSError):
+            if f"--raylet_socket_name={name}".encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                return os.pidfd_open(int(process.name))
+    return None
 
 
 # ---------------------------------------------------------------- connecting

@@ -31,7 +31,7 @@ from quorate.engines.ray.workers import RayWorkers
 from quorate.engines.shared.order_book import Loss
 from quorate.engines.shared.real_time import LiveRun
 from quorate.engines.shared.update import finds_nan_early
-from quorate.errors import BadInput, ClusterLost, LearnerLost, QuorateError
+from quorate.errors import BadInput, LearnerLost, QuorateError
 from quorate.out_folder import load_parameters
 
 if TYPE_CHECKING:
@@ -292,8 +292,7 @@ class RayRun:
 
     def restore(self, state: dict[str, Any], time: float) -> None:
         """Continue from a state: at the start of a resumed run, or after a shard was lost."""
-        if not self._cluster.answers(self._cluster.driver_node):
-            raise ClusterLost("Ray is gone from this machine (its raylet was killed, or had no memory left)")
+        self._cluster.check_raylet()
         states = state["shards"]
         if len(states) != len(self._shards):
             raise BadInput(

@@ -380,6 +380,7 @@ class RayWorkers:
 
     def _check_health(self, now: float) -> None:
         """Replace workers that have not answered for too long, and workers on nodes that are about to leave."""
+        self._cluster.check_raylet()
         if now >= self._drain_at:
             self._drain_at = now + _DRAIN_EVERY_S
             leaving = self._cluster.draining()
