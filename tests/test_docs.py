@@ -1,4 +1,4 @@
-"""Links between our pages lead somewhere, and pictures are there."""
+"""Links between our pages lead somewhere, pictures are there, and lines are wrapped."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(target)
     assert not broken
+
+
+@pytest.mark.skipif(not PAGES, reason="needs the repository's git folder to know the pages")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_lines_are_wrapped(page: Path) -> None:
+    """At 120 columns by habit; a line over 160 is a paragraph that nobody wrapped. Tables cannot be wrapped."""
+    lines = enumerate(page.read_text().splitlines(), start=1)
+    assert [number for number, line in lines if len(line) > 160 and not line.lstrip().startswith("|")] == []
 
 
 def test_what_pages_and_errors_tell_to_install_exists() -> None:
