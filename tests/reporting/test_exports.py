@@ -10,10 +10,9 @@ import pytest
 
 from quorate.errors import BadInput
 from quorate.reporting.figures import MissingLibrary
-from quorate.reporting.report import tensorboard
+from quorate.reporting.report import exports
 from quorate.reporting.report.data import report_data
-from quorate.reporting.report.drawing import write_figures
-from quorate.reporting.report.tables import slug
+from quorate.reporting.report.exports import slug, write_figures
 from quorate.reporting.report.trace_pass import gather
 from tests.reporting.test_data import PLAN
 from tests.reporting.traces import BACKUP, asynchronous, write
@@ -86,7 +85,7 @@ def test_tensorboard_has_the_curves(data: dict[str, Any], tmp_path: Path) -> Non
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for _ in range(2):  # the second time replaces what the first wrote
-        names = tensorboard.write_events(data, tmp_path / "events")
+        names = exports.write_events(data, tmp_path / "events")
     assert names == ["backup-2-1", "async-2"]
     found = EventAccumulator(str(tmp_path / "events" / "backup-2-1"))
     found.Reload()
@@ -100,6 +99,6 @@ def test_tensorboard_has_the_curves(data: dict[str, Any], tmp_path: Path) -> Non
 
 
 def test_without_tensorboard_there_is_a_line_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    monkeypatch.setattr(exports, "find_spec", lambda name: None)
     with pytest.raises(MissingLibrary, match=r"pip install 'quorate\[tensorboard\]'"):
-        tensorboard.write_events({"runs": []}, tmp_path)
+        exports.write_events({"runs": []}, tmp_path)

@@ -122,13 +122,13 @@ def _check_exports(figures: Path | None, tensorboard: Path | None, overwrite: bo
             raise BadInput(f"{name} is {str(folder)!r}, which is a file; name a folder")
     if figures is not None:
         from quorate.reporting.figures import check_can_draw
-        from quorate.reporting.report.drawing import check_free
+        from quorate.reporting.report.exports import check_free
 
         check_can_draw()
         if not overwrite:
             check_free(figures, ("timeline",))  # every report has it; the other names are checked once they are known
     if tensorboard is not None:
-        from quorate.reporting.report.tensorboard import check_can_export
+        from quorate.reporting.report.exports import check_can_export
 
         check_can_export()
 
@@ -136,12 +136,12 @@ def _check_exports(figures: Path | None, tensorboard: Path | None, overwrite: bo
 def _export(data: dict[str, Any], figures: Path | None, tensorboard: Path | None, overwrite: bool) -> list[str]:
     lines = []
     if figures is not None:
-        from quorate.reporting.report.drawing import write_figures
+        from quorate.reporting.report.exports import write_figures
 
         files = write_figures(data, figures, overwrite)
         lines.append(f"{figures}: {len(files)} files, {', '.join(sorted({file.stem for file in files}))}")
     if tensorboard is not None:
-        from quorate.reporting.report.tensorboard import write_events
+        from quorate.reporting.report.exports import write_events
 
         names = write_events(data, tensorboard)
         lines.append(f"{tensorboard}: for TensorBoard, {len(names)} {'run' if len(names) == 1 else 'runs'}")

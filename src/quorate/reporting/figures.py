@@ -60,7 +60,6 @@ def draw_comparison(outcomes: Sequence[ComparedRun], target: Until | None, file:
     """Left: loss or measure over time. Right: time to the k-th gradient in rounds that wait for all workers."""
     check_can_draw()
     from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -71,7 +70,6 @@ def draw_comparison(outcomes: Sequence[ComparedRun], target: Until | None, file:
         figure = Figure(
             figsize=(8.6 if len(widths) == 2 else 5.6, 3.7), dpi=200, layout=ConstrainedLayoutEngine(w_pad=0.1)
         )
-        FigureCanvasAgg(figure)
         panels = list(figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0])
         if learned:
             axes = panels.pop(0)
