@@ -49,7 +49,7 @@ def ask(server: Server, path: str, method: str = "GET", **headers: str) -> Answe
 def test_the_page_and_its_parts_are_there_for_who_has_the_token(server: Server) -> None:
     page = ask(server, f"/{server.token}/")
     assert page.status == 200
-    for part in ("watch.js", "charts.js", "texts.js", "watch.css", "uPlot.js", "uPlot.css", "icon.svg"):
+    for part in ("watch.js", "charts.js", "texts.js", "elements.js", "watch.css", "uPlot.js", "uPlot.css", "icon.svg"):
         assert part.encode() in page.body
         assert ask(server, f"/{server.token}/{part}").status == 200
     state = json.loads(ask(server, f"/{server.token}/state").body)

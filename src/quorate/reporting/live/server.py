@@ -42,6 +42,7 @@ _FILES = {
     "watch.js": (_HERE / "watch.js", "text/javascript; charset=utf-8"),
     "charts.js": (_HERE / "charts.js", "text/javascript; charset=utf-8"),
     "texts.js": (_HERE / "texts.js", "text/javascript; charset=utf-8"),
+    "elements.js": (_SHARED / "elements.js", "text/javascript; charset=utf-8"),
     "icon.svg": (_HERE / "icon.svg", "image/svg+xml"),
     "uPlot.js": (_SHARED / "uPlot.iife.min.js", "text/javascript; charset=utf-8"),
     "uPlot.css": (_SHARED / "uPlot.min.css", "text/css; charset=utf-8"),

@@ -14,7 +14,11 @@ from quorate.errors import BadInput
 
 #: Identifies a report, which may be overwritten without asking.
 MARK = '<meta name="generator" content="quorate report">'
-_SCRIPTS = ("uPlot.iife.min.js", "report/words.js", "report/charts.js", "report/timeline.js", "report/page.js")
+_SCRIPTS = (
+    "uPlot.iife.min.js",
+    "elements.js",
+    *(f"report/{name}.js" for name in ("words", "charts", "timeline", "page")),
+)
 _STYLES = ("uPlot.min.css", "report/page.css")
 
 

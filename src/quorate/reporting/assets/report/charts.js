@@ -1,10 +1,12 @@
 "use strict";
-// Charts: lines by uPlot, bars drawn here. Every chart can be redrawn for another width or colour scheme.
+// Charts: lines by uPlot, bars drawn here. All are drawn when the page is laid out, since a holder has no width before,
+// and again for another width or colour scheme.
 
 const CHARTS = new Set();
 const CHART_HEIGHT = 270;
+const GUTTER = 46; // left of the rows of a canvas, for their numbers
 
-/** A chart is a function that fills its holder; it is called again when the width or the colour scheme changes. */
+/** A chart is a function that fills its holder and returns its uPlot, if it has one. */
 function chart(holder, draw) {
   const entry = { holder, draw, width: 0, plot: null };
   entry.again = () => {
@@ -14,14 +16,12 @@ function chart(holder, draw) {
     entry.plot = draw(holder) || null;
   };
   CHARTS.add(entry);
-  entry.again();
   return entry;
 }
 
 function redrawAll(changedWidthOnly) {
   for (const entry of CHARTS) {
-    if (!entry.holder.isConnected) CHARTS.delete(entry);
-    else if (!changedWidthOnly || Math.abs(entry.holder.clientWidth - entry.width) > 1) entry.again();
+    if (!changedWidthOnly || Math.abs(entry.holder.clientWidth - entry.width) > 1) entry.again();
   }
 }
 
@@ -108,6 +108,17 @@ function drawMarks(plot, marks) {
   ctx.restore();
 }
 
+/** Fit a canvas to the width of its holder; returns its context, in CSS pixels, and that width. */
+function fitted(canvas, holder, height) {
+  const ratio = window.devicePixelRatio || 1, width = Math.max(200, holder.clientWidth);
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.height = height + "px";
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  return [context, width];
+}
+
 /** Grouped bars. groups: labels under the axis; series: [{label, colour, values, texts}] with one value per group. */
 function bars(holder, { groups, series, xLabel, valueText }) {
   const width = Math.max(220, holder.clientWidth), height = 230, left = 52, bottom = 40, top = 10;
@@ -152,34 +163,30 @@ function heatMap(holder, says, heat, what, begin) {
   const cells = decoded(heat.cells, Uint8Array), tall = Math.max(3, Math.min(18, Math.round(260 / heat.rows)));
   const canvas = make("canvas", { role: "img", "aria-label": "heat map of ticket times" });
   holder.append(canvas);
-  const ratio = window.devicePixelRatio || 1, width = Math.max(200, holder.clientWidth), gutter = 46, plotted = width - gutter - 6;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round((heat.rows * tall + 34) * ratio);
-  canvas.style.height = heat.rows * tall + 34 + "px";
-  const context = canvas.getContext("2d"), colours = heatColours(255), wide = plotted / heat.columns;
-  context.scale(ratio, ratio);
+  const [context, width] = fitted(canvas, holder, heat.rows * tall + 34);
+  const plotted = width - GUTTER - 6, colours = heatColours(255), wide = plotted / heat.columns;
   for (let row = 0; row < heat.rows; row += 1) {
     for (let column = 0; column < heat.columns; column += 1) {
       const cell = cells[row * heat.columns + column];
       if (!cell) continue;
       context.fillStyle = colours[cell - 1];
-      context.fillRect(gutter + column * wide, row * tall, Math.ceil(wide * 4) / 4 + 0.25, tall - (tall > 5 ? 1 : 0));
+      context.fillRect(GUTTER + column * wide, row * tall, Math.ceil(wide * 4) / 4 + 0.25, tall - (tall > 5 ? 1 : 0));
     }
   }
   context.font = "11px system-ui";
   context.fillStyle = themed("quiet");
   context.textAlign = "right";
   const step = tall >= 12 ? 1 : tall >= 6 ? 2 : heat.rows > 120 ? 20 : 10;
-  for (let row = 0; row < heat.rows; row += step) context.fillText(String(row * heat.workers_per_row), gutter - 6, Math.max(9, row * tall + tall / 2 + 4));
+  for (let row = 0; row < heat.rows; row += step) context.fillText(String(row * heat.workers_per_row), GUTTER - 6, Math.max(9, row * tall + tall / 2 + 4));
   context.textAlign = "center";
   const marks = Math.max(2, Math.min(10, Math.floor(plotted / 90)));
   for (let mark = 0; mark <= marks; mark += 1) {
     const column = Math.round((mark * (heat.columns - 1)) / marks);
-    context.fillText(whole(begin + column * heat.versions), Math.min(gutter + (column + 0.5) * wide, width - 14), heat.rows * tall + 14);
+    context.fillText(whole(begin + column * heat.versions), Math.min(GUTTER + (column + 0.5) * wide, width - 14), heat.rows * tall + 14);
   }
-  context.fillText(what, gutter + plotted / 2, heat.rows * tall + 30);
+  context.fillText(what, GUTTER + plotted / 2, heat.rows * tall + 30);
   canvas.addEventListener("pointermove", (event) => {
-    const row = Math.floor(event.offsetY / tall), column = Math.floor((event.offsetX - gutter) / wide);
+    const row = Math.floor(event.offsetY / tall), column = Math.floor((event.offsetX - GUTTER) / wide);
     const cell = row >= 0 && row < heat.rows && column >= 0 && column < heat.columns ? cells[row * heat.columns + column] : 0;
     const times = heat.ratios[0] * (heat.ratios[1] / heat.ratios[0]) ** ((cell - 1) / 254);
     const first = begin + column * heat.versions, last = first + heat.versions - 1;

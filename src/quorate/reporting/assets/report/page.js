@@ -4,7 +4,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs, SEVERAL = RUNS.length > 1;
 const REPORT = document.getElementById("report");
-const SECONDS = DATA.seconds === "mixed" ? "seconds" : DATA.seconds === "virtual" ? "virtual seconds" : "seconds";
+const SECONDS = DATA.seconds === "virtual" ? "virtual seconds" : "seconds";
 
 function section(id, title, words) {
   const holder = make("section", { id }, make("h2", {}, title), words ? make("p", { class: "quiet" }, words) : null);
@@ -14,6 +14,15 @@ function section(id, title, words) {
 
 function card(title, ...inside) {
   return make("figure", { class: "card" }, title ? make("h3", {}, title) : null, ...inside);
+}
+
+/** A card as wide as the page, about one run. */
+function wideCard(run, ...inside) {
+  return make("div", { class: "card", style: { marginTop: "12px" } }, SEVERAL ? make("h3", {}, swatch(run), run.label) : null, ...inside);
+}
+
+function table(headings, body) {
+  return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, headings)), body));
 }
 
 /** One line with the runs that lack some data, and the reason for each. */
@@ -68,7 +77,7 @@ function showFindings() {
     if (SEVERAL && run.findings.length) holder.append(make("h3", {}, swatch(run), run.label));
     for (const one of run.findings) {
       holder.append(make("div", { class: "finding " + one.kind, "data-finding": one.kind }, make("p", {}, one.text),
-        one.command ? command(one.command) : null));
+        one.command ? make("code", { class: "command" }, commandWords(one.command)) : null));
     }
   }
   REPORT.append(holder);
@@ -151,10 +160,9 @@ function showComparison() {
   ].filter(Boolean).filter(([title]) => !title.startsWith("final") || DATA.comparison.some((row) => row.final !== null));
   const against = DATA.target ? `time to ${DATA.target}` : "samples per second";
   section("comparison", "Side by side", `Speed-up is in ${against}, against ${RUNS[0].label}.`).append(
-    make("div", { class: "scroll" }, make("table", {},
-      make("thead", {}, make("tr", {}, columns.map(([title]) => make("th", {}, title)))),
+    table(columns.map(([title]) => make("th", {}, title)),
       make("tbody", {}, DATA.comparison.map((row, index) => make("tr", {}, columns.map(([, cell], place) =>
-        make("td", {}, place === 0 ? swatch(RUNS[index]) : null, cell(row)))))))));
+        make("td", {}, place === 0 ? swatch(RUNS[index]) : null, cell(row))))))));
 }
 
 // ---------------------------------------------------------------- learning curves
@@ -167,7 +175,7 @@ function showLearning() {
   const missing = [absentLine("learning"), absentLine("measures")].filter(Boolean);
   if (!names.length && !RUNS.some((run) => run.loss)) { holder.append(...missing); return; }
   const state = { x: "time", smooth: true, log: false };
-  const charts = [], later = [];
+  const charts = [];
   const again = () => charts.forEach((entry) => entry.again());
   const positive = RUNS.every((run) => !run.loss || run.loss.value.every((value) => value === null || value > 0));
   holder.append(make("div", { class: "controls" },
@@ -179,7 +187,7 @@ function showLearning() {
   const curve = (title, of, isLoss) => {
     const plot = make("div");
     grid.append(card(title, plot));
-    later.push(() => chart(plot, (target) => lines(target, {
+    charts.push(chart(plot, (target) => lines(target, {
       series: RUNS.filter(of).map((run) => ({
         label: SEVERAL ? run.label : title, colour: run.colour, dashed: run.dashed, xs: of(run)[state.x],
         ys: isLoss && state.smooth ? smoothed(of(run).value) : of(run).value,
@@ -189,7 +197,6 @@ function showLearning() {
   };
   for (const name of names) curve(spoken(name), (run) => run.measures[name], false);
   if (RUNS.some((run) => run.loss)) curve("training loss", (run) => run.loss, true);
-  charts.push(...later.map((draw) => draw())); // the cards have no width before
 }
 
 /** Moving average over a fiftieth of the points. */
@@ -213,30 +220,29 @@ function showArrivals() {
   const timed = RUNS.filter((run) => run.arrivals);
   const holder = section("arrivals", "When the gradients of a round arrive",
     !timed.length ? null : RUNS[0].measured ? "Time from the start of a step to the k-th process that is done with it." : "Time from a new version to the k-th gradient of it. Where late work is cancelled, gradients beyond the quorum are never seen. Click a name under a chart to hide or show its line.");
-  const missing = absentLine("arrivals");
-  if (missing) holder.append(missing);
+  holder.append(absentLine("arrivals") || "");
   if (!timed.length) return;
   let run = timed[0];
   const left = make("div"), right = make("div"), grid = make("div", { class: "grid" });
   const cdf = card("share of rounds in which the k-th gradient is there", left);
   grid.append(cdf, card("mean time to the k-th gradient", right));
-  const drawn = [];
+  let distribution = null;
   if (timed.length > 1) {
     holder.append(make("div", { class: "controls" }, make("label", {}, "distribution of ", make("select", {
-      onchange: (event) => { run = timed[event.target.value]; drawn[0].again(); },
+      onchange: (event) => { run = timed[event.target.value]; distribution.again(); },
     }, timed.map((one, index) => make("option", { value: index }, one.label))))));
   }
   holder.append(grid);
-  drawn.push(chart(left, (target) => {
+  distribution = chart(left, (target) => {
     const chosen = run.arrivals.chosen;
-    const last = Math.max(...chosen.flatMap((one) => [one.seconds[one.seconds.length - 3]]));
+    const last = Math.max(...chosen.map((one) => one.seconds[one.seconds.length - 3]));
     const plot = lines(target, {
       series: chosen.map((one, place) => ({ label: "k = " + one.k, colour: shade(place, chosen.length), xs: one.seconds, ys: one.share, points: false })),
       xLabel: run.seconds_are === "virtual" ? "virtual seconds" : "seconds", yText: share, yRange: [0, 1],
     });
     plot.setScale("x", { min: 0, max: last * 1.05 });
     return plot;
-  }));
+  });
   chart(right, (target) => lines(target, {
     series: timed.map((one) => ({ label: one.label, colour: one.colour, dashed: one.dashed, xs: one.arrivals.means.map((_, index) => index + 1), ys: one.arrivals.means, points: one.arrivals.means.length <= 24 })),
     xLabel: "k", xText: (value) => (Number.isInteger(value) ? whole(value) : ""), yText: seconds, fromZero: true,
@@ -259,21 +265,15 @@ function showTimelines() {
   }
   for (const run of RUNS) {
     const data = run.timeline, picture = make("div", { class: "timeline" }), says = make("div", { class: "says" });
-    const box = make("div", { class: "card", style: { marginTop: "12px" } }, SEVERAL ? make("h3", {}, swatch(run), run.label) : null);
-    holder.append(box);
-    const words = [];
-    if (data.workers_per_row > 1) words.push(`A row is ${data.workers_per_row} workers: there are too many to show single tickets.`);
-    else if (!data.whole) words.push(`Single tickets are kept for the beginning, the end and the slowest stretches (${whole(data.segments)} of them); elsewhere the picture stays an outline.`);
-    if (words.length) box.append(make("p", { class: "quiet" }, words.join(" ")));
-    let view = null;
+    const view = new WorkerTimeline(picture, says, data, shared ? longest : 0);
+    views.push(view);
     const button = (name, does) => make("button", { type: "button", onclick: () => does(view) }, name);
-    box.append(make("div", { class: "controls" },
+    const words = data.workers_per_row > 1 ? `A row is ${data.workers_per_row} workers: there are too many to show single tickets.`
+      : data.whole ? null : `Single tickets are kept for the beginning, the end and the slowest stretches (${whole(data.segments)} of them); elsewhere the picture stays an outline.`;
+    holder.append(wideCard(run, words ? make("p", { class: "quiet" }, words) : null, make("div", { class: "controls" },
       button("whole run", (one) => one.show(0, one.seconds)),
       data.moments.map((moment) => button(moment.name, (one) => one.show(moment.from, moment.to))),
-      button("+", (one) => one.zoom(0.5)), button("−", (one) => one.zoom(2)), button("←", (one) => one.move(-0.5)), button("→", (one) => one.move(0.5))));
-    box.append(picture, says);
-    view = new WorkerTimeline(picture, says, data, shared ? longest : 0);
-    views.push(view);
+      button("+", (one) => one.zoom(0.5)), button("−", (one) => one.zoom(2)), button("←", (one) => one.move(-0.5)), button("→", (one) => one.move(0.5))), picture, says));
   }
 }
 
@@ -281,9 +281,7 @@ function showWorkers() {
   const holder = section("workers", "Who is slow, and in what",
     RUNS[0].measured ? "Slowness is a process's median step against the usual one's. Click a heading to sort."
       : "Slowness is a worker's median ticket against the usual worker's; a ticket that was cancelled counts as at least as long as it ran. Click a heading to sort.");
-  const missing = absentLine("parts");
-  if (missing) holder.append(missing);
-  holder.append(boxes(["used", RUNS[0].measured ? "at work" : "used"], ...(RUNS[0].measured ? [] : [["dropped", "computed, not used"]]), ["waiting", "waiting"]));
+  holder.append(absentLine("parts") || "", boxes(["used", RUNS[0].measured ? "at work" : "used"], ...(RUNS[0].measured ? [] : [["dropped", "computed, not used"]]), ["waiting", "waiting"]));
   for (const run of RUNS) {
     if (run.worker_rows.length) holder.append(workerTable(run));
     if (run.heat) heatCard(holder, run);
@@ -325,11 +323,9 @@ function workerTable(run) {
     more.hidden = rows.length <= 12;
   };
   fill();
-  const head = make("tr", {}, columns.map(([name], index) => make("th", { class: "sortable" + (name.startsWith("where") ? " text" : ""), onclick: () => { down = sorted === index ? !down : index > 0; sorted = index; fill(); } }, name)));
+  const headings = columns.map(([name], index) => make("th", { class: "sortable" + (name.startsWith("where") ? " text" : ""), onclick: () => { down = sorted === index ? !down : index > 0; sorted = index; fill(); } }, name));
   const left = run.worker_rows_left_out;
-  return make("div", { class: "card", style: { marginTop: "12px" } }, SEVERAL ? make("h3", {}, swatch(run), run.label) : null,
-    make("div", { class: "scroll" }, make("table", {}, make("thead", {}, head), body)),
-    make("p", {}, more), left ? make("p", { class: "quiet" }, `${whole(left)} quicker workers are left out.`) : null);
+  return wideCard(run, table(headings, body), make("p", {}, more), left ? make("p", { class: "quiet" }, `${whole(left)} quicker workers are left out.`) : null);
 }
 
 function timeBar(row) {
@@ -356,8 +352,7 @@ function showStaleness() {
 
 function showBytes() {
   const holder = section("bytes", "Bytes", null);
-  const missing = absentLine("bytes");
-  if (missing) holder.append(missing);
+  holder.append(absentLine("bytes") || "");
   const sending = RUNS.filter((run) => run.summary.bytes.sent);
   if (!sending.length) return;
   const most = Math.max(...sending.map((run) => run.summary.bytes.sent));
@@ -387,10 +382,10 @@ function showChoices() {
   }));
   for (const run of choosing) {
     const changes = run.choices.changes;
-    holder.append(make("div", { class: "card", style: { marginTop: "12px" } }, SEVERAL ? make("h3", {}, swatch(run), run.label) : null,
+    holder.append(wideCard(run,
       make("p", { class: "quiet" }, `${whole(run.choices.count)} choices, ${whole(Math.max(0, changes.length - 1))} changes${changes.length > 40 ? "; the latest 40 are shown" : ""}.`),
-      make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ["version", "time", "quorum", "reason"].map((name) => make("th", { class: name === "reason" ? "text" : "" }, name)))),
-        make("tbody", {}, changes.slice(-40).map((one) => make("tr", {}, make("td", {}, whole(one.version)), make("td", {}, seconds(one.time)), make("td", {}, whole(one.quorum)), make("td", { class: "text wrap" }, one.reason))))))));
+      table(["version", "time", "quorum", "reason"].map((name) => make("th", { class: name === "reason" ? "text" : "" }, name)),
+        make("tbody", {}, changes.slice(-40).map((one) => make("tr", {}, make("td", {}, whole(one.version)), make("td", {}, seconds(one.time)), make("td", {}, whole(one.quorum)), make("td", { class: "text wrap" }, one.reason)))))));
   }
 }
 
@@ -427,11 +422,11 @@ function showPlan() {
   const relative = (seconds) => seconds.map((value, index) => (value === null || plan.time[index] === null || !plan.mean[index] ? null : ((value / plan.mean[index]) * plan.time[index]) / best));
   const near = closeTo(relative(plan.mean), relative(plan.low), chosen);
   const curve = (title, words, yText, [low, mean, high], more) => {
-    if (mean.every((value) => value === null)) return () => null;
+    if (mean.every((value) => value === null)) return;
     const plot = make("div");
     grid.append(card(title, words ? make("p", { class: "quiet" }, words) : null, plot));
     const line = (label, ys, thin) => ({ label, ys, xs: plan.backups, colour: "#0072B2", thin, points: thin ? false : plan.backups.length <= 60 });
-    return () => chart(plot, (target) => lines(target, {
+    chart(plot, (target) => lines(target, {
       series: [line("least", low, true), line("most", high, true), line("mean", mean)], band: [0, 1], marks, yText,
       xLabel: "backups of " + whole(plan.machines) + " machines", xText: (value) => (Number.isInteger(value) ? whole(value) : ""), ...more,
     }));
@@ -439,11 +434,8 @@ function showPlan() {
   const rel = [plan.low, plan.mean, plan.high].map(relative);
   const tie = chosen < 0 ? null : [rel[0][chosen], rel[2][chosen]];
   const words = tie ? `The band is the 95\u00a0% interval. A split whose band reaches into the stripe is as good as ${choice.quorum}+${choice.backups}.` + (near.cut ? " Splits that take longer are off the chart." : "") : null;
-  const draws = [
-    curve("time to the target, as a multiple of the chosen split's", words, (value) => "×" + value.toFixed(2), rel, { stripe: tie, xRange: near.xs && near.xs.map((index) => plan.backups[index]), yRange: near.ys }),
-    curve("seconds per update, with its 95\u00a0% interval", null, seconds, [plan.low, plan.mean, plan.high], { fromZero: true }),
-  ];
-  draws.forEach((draw) => draw()); // the cards have no width before
+  curve("time to the target, as a multiple of the chosen split's", words, (value) => "×" + value.toFixed(2), rel, { stripe: tie, xRange: near.xs && near.xs.map((index) => plan.backups[index]), yRange: near.ys });
+  curve("seconds per update, with its 95\u00a0% interval", null, seconds, [plan.low, plan.mean, plan.high], { fromZero: true });
 }
 
 /** The range of the chart around the chosen split in which a difference of one per cent is visible. */
@@ -469,6 +461,7 @@ if (RUNS.some((run) => run.summary.updates)) {
 }
 REPORT.append(make("footer", {}, `Made by quorate report from ${RUNS[0].measured ? "the step times of a script" : `the traces of these runs${DATA.quorate ? ", by quorate " + DATA.quorate : ""}`}. This page asks the network for nothing.`));
 
+redrawAll(false);
 let resizing = null;
 addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => redrawAll(true), 120); });
 for (const looks of ["(prefers-color-scheme: dark)", "print"]) matchMedia(looks).addEventListener("change", () => redrawAll(false));

@@ -5,7 +5,7 @@ const KIND_WORDS = {
   used: "computed, used", dropped: "computed, dropped", cancelled: "cancelled before it was done", lost: "lost with its worker",
   gone: "no worker", open: "computed", waiting: "waiting",
 };
-const GUTTER = 46, AXIS = 24, LEAST_SPAN = 1e-6;
+const AXIS = 24, LEAST_SPAN = 1e-6;
 
 class WorkerTimeline {
   /** `limit`: end of the time axis, which is the end of this run or of a longer run beside it. */
@@ -26,9 +26,8 @@ class WorkerTimeline {
     this.from = 0;
     this.to = this.seconds;
     this.listen();
-    const entry = { holder, width: holder.clientWidth, again: () => { entry.width = holder.clientWidth; this.draw(); } };
+    const entry = { holder, width: 0, again: () => { entry.width = holder.clientWidth; this.draw(); } };
     CHARTS.add(entry);
-    this.draw();
   }
 
   show(from, to) {
@@ -50,19 +49,13 @@ class WorkerTimeline {
   // ------------------------------------------------------------ drawing
 
   draw() {
-    const ratio = window.devicePixelRatio || 1;
-    const width = Math.max(200, this.holder.clientWidth), height = this.data.rows * this.rowHeight + AXIS;
-    this.canvas.width = Math.round(width * ratio);
-    this.canvas.height = Math.round(height * ratio);
-    this.canvas.style.height = height + "px";
+    const [context, width] = fitted(this.canvas, this.holder, this.data.rows * this.rowHeight + AXIS);
     this.plotWidth = width - GUTTER - 6;
-    const context = this.canvas.getContext("2d");
-    context.scale(ratio, ratio);
     this.colours = Object.fromEntries(Object.keys(KIND_WORDS).map((kind) => [kind, themed(kind)]));
     this.detail = this.showsTickets();
-    this.drawOutline(context, ratio);
+    this.drawOutline(context, window.devicePixelRatio || 1);
     if (this.detail) this.drawTickets(context);
-    this.drawAxes(context, width, height);
+    this.drawAxes(context, width);
     this.canvas.dataset.from = this.from;
     this.canvas.dataset.to = this.to;
     this.canvas.dataset.detail = this.detail ? "tickets" : "outline";
@@ -149,7 +142,7 @@ class WorkerTimeline {
     context.restore();
   }
 
-  drawAxes(context, width, height) {
+  drawAxes(context, width) {
     const bottom = this.data.rows * this.rowHeight;
     context.font = "11px system-ui";
     context.fillStyle = themed("quiet");

@@ -1,25 +1,17 @@
 // One small chart per quantity. A chart is created once and then only gets new data.
 "use strict";
 
+const CHART_HEIGHT = 190;
 const WHOLE = [1, 2, 5].flatMap((digit) => [0, 1, 2, 3, 4, 5, 6].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
 
 class Chart {
   constructor(parent, { id, title, yText, xText, xLabel, kind, colour, whole = false }) {
     this.options = { yText, xText, xLabel, kind, colour, whole };
-    this.box = document.createElement("div");
-    this.box.className = "chart";
-    this.box.id = id;
-    const heading = document.createElement("h2");
-    heading.textContent = title;
-    this.heading = heading;
-    this.place = document.createElement("div");
-    this.place.className = "plot";
-    this.box.append(heading, this.place);
-    parent.append(this.box);
+    this.place = make("div", { class: "plot" });
+    parent.append(make("div", { class: "chart", id }, make("h2", {}, title), this.place));
     this.data = null;
     this.plot = null;
-    this.resizes = new ResizeObserver(() => this.resize());
-    this.resizes.observe(this.place);
+    new ResizeObserver(() => this.resize()).observe(this.place);
   }
 
   show(data) {
@@ -37,7 +29,7 @@ class Chart {
 
   resize() {
     const width = this.place.clientWidth;
-    if (this.plot !== null && width > 0 && width !== this.plot.width) this.plot.setSize({ width, height: 190 });
+    if (this.plot !== null && width > 0 && width !== this.plot.width) this.plot.setSize({ width, height: CHART_HEIGHT });
   }
 
   // Redrawn when the colour scheme changes, since a canvas does not follow the style sheet.
@@ -46,28 +38,26 @@ class Chart {
     this.plot = null;
     if (this.data === null || this.place.clientWidth === 0) return;
     const { yText, xText, xLabel, kind, colour, whole } = this.options;
-    const style = getComputedStyle(document.documentElement);
-    const of = (name) => style.getPropertyValue(`--${name}`).trim();
     const font = "11px system-ui, sans-serif";
     const axis = (values, extra) => ({
-      stroke: of("soft"), font, labelFont: font, grid: { stroke: of("line"), width: 1 }, ticks: { show: false },
+      stroke: themed("soft"), font, labelFont: font, grid: { stroke: themed("line"), width: 1 }, ticks: { show: false },
       values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : values(tick))), ...extra,
     });
-    const line = { stroke: of(colour), width: 1.75, points: { show: this.data[0].length < 3 } };
+    const line = { stroke: themed(colour), width: 1.75, points: { show: this.data[0].length < 3 } };
     const series = [{}, { ...line }];
     const bands = [];
     if (kind === "band") {
       series.push({ stroke: "transparent", points: { show: false } }, { stroke: "transparent", points: { show: false } });
-      bands.push({ series: [3, 2], fill: `${of(colour)}33` });
+      bands.push({ series: [3, 2], fill: `${themed(colour)}33` });
     } else if (kind === "steps") {
       series[1] = { ...line, paths: uPlot.paths.stepped({ align: 1 }) };
     } else if (kind === "bars") {
-      series[1] = { ...line, width: 0, fill: of(colour), points: { show: false }, paths: uPlot.paths.bars({ size: [0.7, 40] }) };
+      series[1] = { ...line, width: 0, fill: themed(colour), points: { show: false }, paths: uPlot.paths.bars({ size: [0.7, 40] }) };
     }
     this.plot = new uPlot(
       {
         width: this.place.clientWidth,
-        height: 190,
+        height: CHART_HEIGHT,
         legend: { show: false },
         cursor: { y: false, drag: { x: false, y: false } },
         scales: {

@@ -1,9 +1,7 @@
-// Formats of numbers and times. Everything becomes text, never markup.
+// Formats of numbers and times. Unlike in the report they keep trailing zeros, so that changing numbers keep their width.
 "use strict";
 
 const texts = {
-  none: "–",
-
   three(value) {
     if (value === 0) return "0";
     const size = Math.abs(value);
@@ -11,16 +9,12 @@ const texts = {
     return size < 1e-3 ? value.toExponential(2) : value.toPrecision(3);
   },
 
-  count(value) {
-    return value == null ? texts.none : value.toLocaleString("en");
-  },
-
   number(value) {
-    return value == null ? texts.none : texts.three(value);
+    return value == null ? NOTHING : texts.three(value);
   },
 
   seconds(value) {
-    if (value == null) return texts.none;
+    if (value == null) return NOTHING;
     if (value < 1e-6) return "0\u00a0s";
     if (value < 1e-3) return `${texts.three(value * 1e6)}\u00a0µs`;
     return value < 0.9995 ? `${texts.three(value * 1e3)}\u00a0ms` : `${texts.three(value)}\u00a0s`;
@@ -44,16 +38,11 @@ const texts = {
   },
 
   percent(value, digits = 1) {
-    return value == null ? texts.none : `${(100 * value).toFixed(digits)}\u00a0%`;
+    return value == null ? NOTHING : `${(100 * value).toFixed(digits)}\u00a0%`;
   },
 
   bytes(value) {
-    const units = ["B", "kB", "MB", "GB", "TB"];
-    let unit = 0;
-    while (value >= 1000 && unit < units.length - 1) {
-      value /= 1000;
-      unit += 1;
-    }
-    return `${unit ? texts.three(value) : value}\u00a0${units[unit]}`;
+    const [size, unit] = scaledBytes(value);
+    return `${unit === "B" ? size : texts.three(size)}\u00a0${unit}`;
   },
 };

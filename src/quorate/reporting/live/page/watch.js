@@ -47,16 +47,14 @@ function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// Lines break between the words of a command where possible.
 function setCommand(element, text) {
-  if (element.textContent === text) return;
-  element.replaceChildren();
-  text.split(" ").forEach((word, index) => {
-    const part = document.createElement("span");
-    part.textContent = word;
-    element.append(index ? " " : "", part);
-  });
-  if (!text) element.replaceChildren();
+  if (element.textContent !== text) element.replaceChildren(...(text ? commandWords(text) : []));
+}
+
+/** As many children as there are rows of data: a child that stays keeps its place, its focus and its selection. */
+function setCount(parent, count, made) {
+  while (parent.children.length > count) parent.lastChild.remove();
+  while (parent.children.length < count) parent.append(made());
 }
 
 // ---------------------------------------------------------------- status
@@ -73,7 +71,7 @@ function statusText(news) {
   if (news.status === "absent") return [`waiting for ${news.trace}, which is not there yet`, "warn"];
   if (news.status === "unreadable") return [news.problem, "bad"];
   if (news.status === "reading")
-    return [`reading … ${Math.floor(100 * news.read_share)} % (${texts.count(news.records)} records)`, ""];
+    return [`reading … ${Math.floor(100 * news.read_share)} % (${whole(news.records)} records)`, ""];
   if (news.status === "ended") return [`the run has ended: ${state.ending}`, news.ended_well ? "good" : "warn"];
   if (news.quiet_s !== null && news.quiet_s >= QUIET_S)
     return [`no news for ${texts.clock(news.quiet_s)}: an update takes long, or the run broke off`, "warn"];
@@ -85,14 +83,14 @@ function showProgress(news, state) {
   const kind = state.run.real ? "" : " virtual";
   const parts = [
     state.share === null ? null : texts.percent(state.share, 0),
-    `${texts.count(state.updates)}${state.expected_updates ? ` of ${texts.count(state.expected_updates)}` : ""} updates`,
+    `${whole(state.updates)}${state.expected_updates ? ` of ${whole(state.expected_updates)}` : ""} updates`,
     `${texts.seconds(news.newest_s)}${kind}`,
   ];
   if (news.wall.updates_per_s !== null && !state.run.real)
     parts.push(`${texts.number(news.wall.updates_per_s)} updates a second of your time`);
   if (news.wall.left_s !== null) parts.push(`about ${texts.clock(news.wall.left_s)} left`);
   if (state.run.until) parts.push(`until ${state.run.until}`);
-  if (state.resumed_at.length) parts.push(`resumed at update ${state.resumed_at.map(texts.count).join(", ")}`);
+  if (state.resumed_at.length) parts.push(`resumed at update ${state.resumed_at.map(whole).join(", ")}`);
   setText(at("progress-text"), parts.filter(Boolean).join(" · "));
 }
 
@@ -101,9 +99,9 @@ function showProgress(news, state) {
 function showState(state) {
   const { run } = state;
   setText(at("title"), `${run.policy} ${run.subject}`);
-  document.title = `${state.share === null ? texts.count(state.updates) : texts.percent(state.share, 0)} · ${run.policy}`;
+  document.title = `${state.share === null ? whole(state.updates) : texts.percent(state.share, 0)} · ${run.policy}`;
   const details = [
-    `${texts.count(run.workers)} ${run.real ? "" : "simulated "}workers${run.real && run.engine ? ` (${run.engine})` : ""}`,
+    `${whole(run.workers)} ${run.real ? "" : "simulated "}workers${run.real && run.engine ? ` (${run.engine})` : ""}`,
     run.latency ? `latency ${run.latency}` : null,
     run.seed === null ? null : `seed ${run.seed}`,
     run.real ? "real seconds" : "virtual seconds",
@@ -120,14 +118,8 @@ function showState(state) {
 /** The findings: slow workers, their cost, the advice, and the command to type. */
 function showFindings(findings) {
   const place = at("findings");
-  while (place.children.length > findings.length) place.lastChild.remove();
+  setCount(place, findings.length, () => make("div", {}, make("p"), make("code", { class: "command" })));
   findings.forEach((one, index) => {
-    if (index === place.children.length) {
-      const box = document.createElement("div");
-      box.append(document.createElement("p"), document.createElement("code"));
-      box.lastChild.className = "command";
-      place.append(box);
-    }
     const box = place.children[index];
     box.className = `finding ${one.kind}`;
     setText(box.firstChild, one.text);
@@ -145,39 +137,29 @@ function showTiles(state) {
     ["overall", "an update, whole run", texts.seconds(pace.mean_s),
       `median\u00a0${texts.seconds(pace.median_s)}, p99\u00a0${texts.seconds(pace.p99_s)}`],
     ["dropped", "dropped tickets", texts.percent(tickets.drop_share),
-      `${texts.count(tickets.dropped)} dropped, ${texts.count(tickets.applied)} applied, ${texts.count(tickets.lost)} lost`],
-    ["staleness", "staleness, mean", staleness.mean.toFixed(2), `at most ${texts.count(staleness.max)}`],
+      `${whole(tickets.dropped)} dropped, ${whole(tickets.applied)} applied, ${whole(tickets.lost)} lost`],
+    ["staleness", "staleness, mean", staleness.mean.toFixed(2), `at most ${whole(staleness.max)}`],
     ["bytes", "bytes sent", texts.bytes(state.bytes.sent), used === null ? "" : `${texts.percent(used)} used`],
-    ["samples", "samples applied", texts.count(state.samples), ""],
+    ["samples", "samples applied", whole(state.samples), ""],
   ];
   [...state.measures].reverse().forEach((one, index) => {
     const place = state.measures.length - 1 - index;
     tiles.unshift([`measure-${place}`, one.name, texts.number(one.last), "last evaluation"]);
   });
   if (state.loss.last !== null) tiles.unshift(["loss", "loss", texts.number(state.loss.last), "of the last update"]);
-  if (state.quorum.last !== null) tiles.push(["quorum", "quorum chosen", texts.count(state.quorum.last), ""]);
+  if (state.quorum.last !== null) tiles.push(["quorum", "quorum chosen", whole(state.quorum.last), ""]);
   const place = at("tiles");
-  while (place.children.length > tiles.length) place.lastChild.remove();
+  setCount(place, tiles.length, () => make("div", { class: "tile" }, ["name", "value", "more"].map((part) => make("div", { class: part }))));
   tiles.forEach(([id, ...lines], index) => {
-    let tile = place.children[index];
-    if (tile === undefined) {
-      tile = document.createElement("div");
-      tile.className = "tile";
-      for (const name of ["name", "value", "more"]) {
-        const line = document.createElement("div");
-        line.className = name;
-        tile.append(line);
-      }
-      place.append(tile);
-    }
+    const tile = place.children[index];
     tile.id = `tile-${id}`;
     lines.forEach((line, part) => setText(tile.children[part], line));
   });
 }
 
-function showChart(id, data, make) {
+function showChart(id, data, options) {
   if (data[0].length === 0) return; // no data yet, or not in this run
-  if (!charts.has(id)) charts.set(id, new Chart(at("charts"), { id: `chart-${id}`, ...make() }));
+  if (!charts.has(id)) charts.set(id, new Chart(at("charts"), { id: `chart-${id}`, ...options }));
   charts.get(id).show(data);
 }
 
@@ -186,21 +168,21 @@ function showCharts(state) {
   const xText = texts.tick;
   const band = ({ curve }) => [curve.time, curve.mean, curve.low, curve.high];
   const common = { xLabel, xText, kind: "band" };
-  showChart("loss", band(state.loss), () => ({ ...common, title: "Loss", yText: texts.tick, colour: "computing" }));
+  showChart("loss", band(state.loss), { ...common, title: "Loss", yText: texts.tick, colour: "computing" });
   state.measures.slice(0, 4).forEach((one, index) =>
-    showChart(`measure-${index}`, band(one), () => ({ ...common, title: one.name, yText: texts.tick, colour: "second" })));
-  showChart("pace", band(state.pace), () => (
-    { ...common, title: "Time per update (mean, least and most)", yText: texts.tickSeconds, colour: "computing" }));
-  if (state.kth_arrival_s.k.length > 1) showChart("kth", [state.kth_arrival_s.k, state.kth_arrival_s.mean_s], () => (
-    { title: "Mean time to the k-th arrival", xLabel: "k", xText, yText: texts.tickSeconds, kind: "line", colour: "late", whole: true }));
+    showChart(`measure-${index}`, band(one), { ...common, title: one.name, yText: texts.tick, colour: "second" }));
+  showChart("pace", band(state.pace),
+    { ...common, title: "Time per update (mean, least and most)", yText: texts.tickSeconds, colour: "computing" });
+  if (state.kth_arrival_s.k.length > 1) showChart("kth", [state.kth_arrival_s.k, state.kth_arrival_s.mean_s],
+    { title: "Mean time to the k-th arrival", xLabel: "k", xText, yText: texts.tickSeconds, kind: "line", colour: "late", whole: true });
   const { width, shares } = state.staleness;
-  showChart("staleness", [shares.map((_, index) => index * width), shares], () => (
+  showChart("staleness", [shares.map((_, index) => index * width), shares],
     { title: "Staleness of applied gradients", xLabel: "versions behind", xText, yText: (share) => texts.percent(share, 0),
-      kind: "bars", colour: "second", whole: true }));
+      kind: "bars", colour: "second", whole: true });
   const { time, mean } = state.quorum.curve;
   const still = time.length ? [[...time, Math.max(state.seconds, time[time.length - 1])], [...mean, state.quorum.last]] : [[], []];
-  showChart("quorum", still, () => (
-    { ...common, title: "Quorum chosen", kind: "steps", yText: texts.tick, colour: "late" }));
+  showChart("quorum", still,
+    { ...common, title: "Quorum chosen", kind: "steps", yText: texts.tick, colour: "late" });
 }
 
 // ---------------------------------------------------------------- tables
@@ -209,19 +191,8 @@ function fill(table, head, rows, slow = []) {
   const shape = `${head.length} ${rows.length}`;
   if (table.dataset.shape !== shape) {
     table.dataset.shape = shape;
-    table.replaceChildren();
-    const line = table.createTHead().insertRow();
-    for (const [name, kind] of head) {
-      const cell = document.createElement("th");
-      cell.textContent = name;
-      cell.className = kind ?? "";
-      line.append(cell);
-    }
-    const body = table.createTBody();
-    for (const _ of rows) {
-      const row = body.insertRow();
-      for (const [, kind] of head) row.insertCell().className = kind ?? "";
-    }
+    const cells = (tag, words) => make("tr", {}, head.map(([name, kind]) => make(tag, { class: kind ?? "" }, words(name))));
+    table.replaceChildren(make("thead", {}, cells("th", (name) => name)), make("tbody", {}, rows.map(() => cells("td", () => ""))));
   }
   rows.forEach((row, index) => {
     const line = table.tBodies[0].rows[index], { cells } = line;
@@ -232,13 +203,13 @@ function fill(table, head, rows, slow = []) {
 
 function showReasons(state) {
   const { reasons, dropped } = state.tickets;
-  const rows = reasons.map((one) => [one.reason, texts.count(one.count), texts.percent(one.count / dropped)]);
+  const rows = reasons.map((one) => [one.reason, whole(one.count), texts.percent(one.count / dropped)]);
   fill(at("reasons"), [["reason", "text"], ["tickets"], ["share"]], rows.length ? rows : [["nothing was dropped", "", ""]]);
 }
 
 function showChoices(state) {
   at("choices-part").hidden = state.choices.length === 0;
-  const rows = state.choices.map((one) => [texts.count(one.version), texts.count(one.quorum), one.reason]);
+  const rows = state.choices.map((one) => [whole(one.version), whole(one.quorum), one.reason]);
   fill(at("choices"), [["update"], ["quorum"], ["why", "text"]], rows);
 }
 
@@ -253,17 +224,12 @@ function showWorkers(workers) {
   const legend = at("legend");
   const names = Object.keys(MEANING);
   if (legend.children.length === 0)
-    for (const name of names) {
-      const [item, dot, text] = ["span", "i", "span"].map((tag) => document.createElement(tag));
-      dot.className = `dot ${name}`;
-      item.append(dot, text);
-      legend.append(item);
-    }
+    legend.append(...names.map((name) => make("span", {}, make("i", { class: `dot ${name}` }), make("span"))));
   names.forEach((name, index) =>
-    setText(legend.children[index].children[1], `${texts.count(workers.states[name])} ${MEANING[name]}`));
+    setText(legend.children[index].children[1], `${whole(workers.states[name])} ${MEANING[name]}`));
   const title = workers.all_listed
-    ? `Workers (${texts.count(workers.count)}); the bar is its recent slowness`
-    : `Workers: the ${workers.rows.length} slowest of ${texts.count(workers.count)}`;
+    ? `Workers (${whole(workers.count)}); the bar is its recent slowness`
+    : `Workers: the ${workers.rows.length} slowest of ${whole(workers.count)}`;
   setText(at("workers-title"), title);
   showStrip(workers.rows);
   const slowest = [...workers.rows].sort((one, other) => (other.slowness ?? 0) - (one.slowness ?? 0)).slice(0, 50);
@@ -271,8 +237,8 @@ function showWorkers(workers) {
     at("workers"),
     [["worker"], ["state", "word"], ["slowness"], ["slow in", "word"], ["a ticket, recent"], ["dropped, recent"], ["arrived"], ["dropped"], ["lost"]],
     slowest.map((one) => [
-      String(one.worker), one.state, one.slowness === null ? texts.none : `×${one.slowness.toFixed(2)}`, one.slow_in ?? texts.none,
-      texts.seconds(one.pace_s), texts.percent(one.drop_share, 0), texts.count(one.arrived), texts.count(one.dropped), texts.count(one.lost),
+      String(one.worker), one.state, one.slowness === null ? NOTHING : `×${one.slowness.toFixed(2)}`, one.slow_in ?? NOTHING,
+      texts.seconds(one.pace_s), texts.percent(one.drop_share, 0), whole(one.arrived), whole(one.dropped), whole(one.lost),
     ]),
     slowest.map((one) => one.slowness >= workers.slow),
   );
@@ -280,8 +246,7 @@ function showWorkers(workers) {
 
 function showStrip(rows) {
   const strip = at("strip");
-  while (strip.children.length > rows.length) strip.lastChild.remove();
-  while (strip.children.length < rows.length) strip.append(document.createElement("div"));
+  setCount(strip, rows.length, () => make("div"));
   rows.forEach((one, index) => {
     const cell = strip.children[index];
     const name = MEANING[one.state] === undefined ? "waiting" : one.state;
