@@ -94,7 +94,7 @@ def test_the_snapshot_does_not_grow_with_the_run_nor_much_with_the_workers(tmp_p
         quorate.train(None, quorate.Async() if workers == 8 else quorate.FullSync(), engine, updates=updates, out=out)
         metrics = live_metrics(out)
         sizes[workers, updates] = len(json.dumps(snapshot(metrics)))
-        assert len(metrics.choices) + len(metrics.recent) <= 300
+        assert len(metrics.choices) + len(metrics.recent_s) <= 300
     assert sizes[8, 10_000] < 1.3 * sizes[8, 2_000]
     assert sizes[5_000, 3] < 40_000
 

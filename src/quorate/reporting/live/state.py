@@ -49,10 +49,12 @@ class Series:
     def __init__(self, most: int = 300) -> None:
         self._most = most
         self._size = 1  # values in a point
-        self._full: list[tuple[Point, int]] = []
+        self._full: list[Point] = []
         self._time = 0.0
-        self._count = 0
-        self._total, self._low, self._high = 0.0, math.inf, -math.inf
+        self._begin()
+
+    def _begin(self) -> None:
+        self._count, self._total, self._low, self._high = 0, 0.0, math.inf, -math.inf
 
     def add(self, time: float, value: float) -> None:
         if not math.isfinite(value):
@@ -60,30 +62,23 @@ class Series:
         self._time = time
         self._count += 1
         self._total += value
-        if value < self._low:
-            self._low = value
-        if value > self._high:
-            self._high = value
-        if self._count >= self._size:
-            self._full.append((self._open_point(), self._count))
-            self._count, self._total, self._low, self._high = 0, 0.0, math.inf, -math.inf
-            if len(self._full) >= self._most:
-                pairs = zip(self._full[::2], self._full[1::2], strict=False)
-                self._full = [_merged(*one, *other) for one, other in pairs]
-                self._size *= 2
+        self._low, self._high = min(self._low, value), max(self._high, value)
+        if self._count == self._size:
+            self._full.append(self._open_point())
+            self._begin()
+        if len(self._full) >= self._most:
+            pairs = zip(self._full[::2], self._full[1::2], strict=False)
+            self._full = [
+                Point(other.time, (one.mean + other.mean) / 2, min(one.low, other.low), max(one.high, other.high))
+                for one, other in pairs
+            ]
+            self._size *= 2
 
     def points(self) -> list[Point]:
-        full = [point for point, _ in self._full]
-        return [*full, self._open_point()] if self._count else full
+        return [*self._full, self._open_point()] if self._count else list(self._full)
 
     def _open_point(self) -> Point:
         return Point(self._time, self._total / self._count, self._low, self._high)
-
-
-def _merged(one: Point, ones: int, other: Point, others: int) -> tuple[Point, int]:
-    count = ones + others
-    mean = (one.mean * ones + other.mean * others) / count
-    return Point(other.time, mean, min(one.low, other.low), max(one.high, other.high)), count
 
 
 class WorkerView:
@@ -131,9 +126,7 @@ class LiveMetrics(Metrics):
         self.losses = Series()
         self.paces = Series()  # seconds an update
         self.measures: dict[str, Series] = {}
-        self.recent: deque[tuple[float, float]] = deque(
-            maxlen=RECENT_UPDATES
-        )  # time, and seconds since the update before
+        self.recent_s: deque[float] = deque(maxlen=RECENT_UPDATES)  # seconds of the latest updates
         self.standing: dict[int, WorkerView] = {}
         self.choices: deque[Choice] = deque(maxlen=NEWEST_CHOICES)
         self.quorums = Series()
@@ -182,7 +175,7 @@ class LiveMetrics(Metrics):
         self.rounds.applied(time, update)
         seconds = time - self._updated_at
         self._updated_at = time
-        self.recent.append((time, seconds))
+        self.recent_s.append(seconds)
         self.paces.add(time, seconds)
         if update.loss is not None:
             self.losses.add(time, update.loss)
@@ -210,9 +203,8 @@ class LiveMetrics(Metrics):
         self.standing[worker].state = LOST
 
     def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
-        self.evaluations = [
-            Evaluation(time, version, self.samples_applied, measures)
-        ]  # earlier evaluations are in the series
+        # Only the newest: earlier evaluations are in the series.
+        self.evaluations = [Evaluation(time, version, self.samples_applied, measures)]
         for name, value in measures.items():
             series = self.measures.get(name)
             if series is None:
@@ -281,10 +273,10 @@ _TEXT_LENGTH = 200  # longer names and reasons are truncated
 def snapshot(metrics: LiveMetrics, path: Path | None = None) -> dict[str, Any]:
     """Everything that the live view shows. Its size does not grow with the run, nor beyond some 200 workers."""
     header = metrics.header
-    workers = _workers(metrics)
+    usual_s, rows = _worker_rows(metrics)
     return {
         "run": _run(header),
-        "findings": _findings(metrics, workers.pop("every"), path),
+        "findings": _findings(metrics, rows, path),
         "updates": metrics.updates,
         "expected_updates": metrics.expected_updates,
         "share": metrics.share(),
@@ -299,7 +291,7 @@ def snapshot(metrics: LiveMetrics, path: Path | None = None) -> dict[str, Any]:
         "tickets": _tickets(metrics),
         "samples": metrics.samples_applied,
         "bytes": {"sent": metrics.bytes_sent, "used": metrics.bytes_used},
-        "workers": workers,
+        "workers": _workers(metrics, usual_s, rows),
         "choices": [{**choice._asdict(), "reason": _text(choice.reason)} for choice in reversed(metrics.choices)],
         "quorum": _last_and_curve(metrics.choices[-1].quorum if metrics.choices else None, metrics.quorums.points()),
     }
@@ -335,7 +327,7 @@ def _text(value: object) -> str | None:
 
 
 def _pace(metrics: LiveMetrics) -> dict[str, Any]:
-    recent = sorted(seconds for _, seconds in metrics.recent)
+    recent = sorted(metrics.recent_s)
     spent = sum(recent)
     times = metrics.update_seconds
     return {
@@ -432,39 +424,40 @@ def _findings(metrics: LiveMetrics, rows: list[dict[str, Any]], path: Path | Non
     return found
 
 
-def _workers(metrics: LiveMetrics) -> dict[str, Any]:
-    standing = metrics.standing
-    typical_s = {number: worker.typical_s for number, worker in standing.items()}
-    here = (took_s for number, took_s in typical_s.items() if standing[number].state is not LOST)
+def _worker_rows(metrics: LiveMetrics) -> tuple[float | None, list[dict[str, Any]]]:
+    """The usual time of a ticket, and a row per worker as `who_is_slow` reads it."""
+    standing = sorted(metrics.standing.items())
+    typical_s = {number: worker.typical_s for number, worker in standing}
+    here = (typical_s[number] for number, worker in standing if worker.state is not LOST)
     usual_s = usual([took_s for took_s in here if took_s is not None])
+    rows = [
+        {
+            "worker": number,
+            "slowness": took_s / usual_s if took_s is not None and usual_s else None,
+            "median_s": took_s,
+            "mean_s": worker.pace_s,
+            "parts_s": None if worker.parts_s is None else dict(zip(PARTS, worker.parts_s, strict=True)),
+        }
+        for (number, worker), took_s in zip(standing, typical_s.values(), strict=True)
+    ]
+    mark_slow_in(rows, usual_s, metrics.header)
+    return usual_s, rows
+
+
+def _workers(metrics: LiveMetrics, usual_s: float | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
     states = dict.fromkeys((COMPUTING, WAITING, LATE, LOST), 0)
-    for worker in standing.values():
+    for worker in metrics.standing.values():
         states[worker.state] += 1
-    every = [_row(number, worker, typical_s[number], usual_s) for number, worker in sorted(standing.items())]
-    engine = metrics.header.get("engine") or {}
-    mark_slow_in(every, usual_s, engine.get("name") == "simulated" and engine.get("network") is None)
-    listed = every
-    if len(every) > EVERY_WORKER:
-        listed = heapq.nlargest(SLOWEST, every, key=lambda row: (row["median_s"] or 0.0, -row["worker"]))
+    listed = rows
+    if len(rows) > EVERY_WORKER:
+        listed = heapq.nlargest(SLOWEST, rows, key=lambda row: (row["median_s"] or 0.0, -row["worker"]))
     return {
-        "count": len(standing),
+        "count": len(rows),
         "states": states,
         "usual_s": usual_s,
         "slow": SLOW,
-        "all_listed": len(listed) == len(standing),
+        "all_listed": len(listed) == len(rows),
         "rows": [_shown(metrics, row) for row in listed],
-        "every": every,
-    }
-
-
-def _row(number: int, worker: WorkerView, typical_s: float | None, usual_s: float | None) -> dict[str, Any]:
-    """The row of a worker, as `who_is_slow` reads it."""
-    return {
-        "worker": number,
-        "slowness": typical_s / usual_s if typical_s is not None and usual_s else None,
-        "median_s": typical_s,
-        "mean_s": worker.pace_s,
-        "parts_s": None if worker.parts_s is None else dict(zip(PARTS, worker.parts_s, strict=True)),
     }
 
 

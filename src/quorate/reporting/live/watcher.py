@@ -265,8 +265,7 @@ class Watcher:
         """Plan the finished run. Only once, since it takes a second or more."""
         try:
             workers = self._metrics.header["workers"]
-            made, _ = (None, "") if workers > _MOST_PLANNED else plan_of([run_folder(self.path)], workers)
-            return made or {}
+            return (plan_of([run_folder(self.path)], workers)[0] or {}) if workers <= _MOST_PLANNED else {}
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):  # a damaged trace
             return {}
 

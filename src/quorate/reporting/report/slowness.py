@@ -45,19 +45,14 @@ def usual(seconds: Sequence[float]) -> float | None:
     return median_low(seconds) if seconds else None
 
 
-def worker_rows(
-    paces: dict[int, Pace], works: dict[int, WorkerTotals], only_computes: bool = False
-) -> list[dict[str, Any]]:
-    """One row per worker, the slowest first. Slowness is the median ticket relative to that of the usual worker.
-
-    only_computes: tickets consist of computing only, as in a simulation without a network.
-    """
+def worker_rows(paces: dict[int, Pace], works: dict[int, WorkerTotals], header: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per worker, the slowest first. Slowness is the median ticket relative to that of the usual worker."""
     rows = [_row(worker, paces.get(worker) or Pace(), work) for worker, work in works.items()]
     usual_s = usual([row["median_s"] for row in rows if row["median_s"] is not None])
     for row in rows:
         shown = row["median_s"] if row["median_s"] is not None else row["at_least_s"]
         row["slowness"] = None if shown is None or not usual_s else shown / usual_s
-    mark_slow_in(rows, usual_s, only_computes)
+    mark_slow_in(rows, usual_s, header)
     rows.sort(key=lambda row: (row["slowness"] is None, -(row["slowness"] or 0.0), row["worker"]))
     return rows
 
@@ -82,8 +77,10 @@ def _row(worker: int, pace: Pace, work: WorkerTotals) -> dict[str, Any]:
     }
 
 
-def mark_slow_in(rows: list[dict[str, Any]], usual_s: float | None, only_computes: bool) -> None:
+def mark_slow_in(rows: list[dict[str, Any]], usual_s: float | None, header: dict[str, Any]) -> None:
     """Set `slow_in` of each slow worker to the part that exceeds the usual worker's most."""
+    engine = header.get("engine") or {}
+    only_computes = engine.get("name") == "simulated" and engine.get("network") is None
     known = [_with_waiting(row) for row in rows if row["parts_s"] is not None]
     usual_parts_s = {name: median(parts[name] for parts in known) for name in known[0]} if known else {}
     for row in rows:

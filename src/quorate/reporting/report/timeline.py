@@ -25,6 +25,23 @@ _STRETCH = 5000  # segments
 _MOMENT = 12  # updates shown as "beginning" and as "end"
 
 
+def _rows_of(workers: int) -> tuple[int, int]:
+    """Rows of a picture, and workers in each."""
+    per_row = -(-workers // MOST_ROWS)
+    return -(-workers // per_row), per_row
+
+
+def _merged(cells: array[float]) -> array[float]:
+    """Sums of neighbouring cells, followed by as many empty ones."""
+    sums = array("d", map(sum, zip(cells[::2], cells[1::2], strict=True)))
+    sums.frombytes(bytes(8 * len(sums)))
+    return sums
+
+
+def _base64(data: bytes | bytearray | array[Any]) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
 class Outline:
     """Seconds of each kind, by row and time bin."""
 
@@ -35,7 +52,8 @@ class Outline:
 
     def add(self, kind: int, row: int, start: float, end: float) -> None:
         while end >= self.width_s * BINS:
-            self._double()
+            self.width_s *= 2
+            self._bins = [{row: _merged(bins) for row, bins in rows.items()} for rows in self._bins]
         self.end_s = max(self.end_s, end)
         width = self.width_s
         bins = self._bins[kind].get(row)
@@ -49,14 +67,6 @@ class Outline:
         for middle in range(first + 1, last):
             bins[middle] += width
         bins[last] += end - last * width
-
-    def _double(self) -> None:
-        self.width_s *= 2
-        for rows in self._bins:
-            for row, bins in rows.items():
-                halved = array("d", [one + other for one, other in zip(bins[::2], bins[1::2], strict=True)])
-                halved.frombytes(bytes(8 * (BINS // 2)))
-                rows[row] = halved
 
     def data(self, rows: int, workers_per_row: int, workers: int) -> dict[str, Any]:
         """Shares of a row's time in 255ths, packed by kind, then row, then bin."""
@@ -72,7 +82,7 @@ class Outline:
                 in_row = min(workers_per_row, workers - row * workers_per_row)
                 scale = 255 / (self.width_s * max(1, in_row))
                 packed += bytes(min(255, round(seconds * scale)) for seconds in bins[:count])
-        return {"width_s": self.width_s, "bins": count, "kinds": OUTLINE_KINDS, "shares": _base64(bytes(packed))}
+        return {"width_s": self.width_s, "bins": count, "kinds": OUTLINE_KINDS, "shares": _base64(packed)}
 
 
 class Stretch:
@@ -99,14 +109,8 @@ class Stretch:
         if sys.byteorder == "big":
             starts.byteswap()
             lengths.byteswap()
-        return {
-            "from": self.start,
-            "to": self.end,
-            "rows": _base64(self.rows.tobytes()),
-            "kinds": _base64(self.kinds.tobytes()),
-            "starts": _base64(starts.tobytes()),
-            "lengths": _base64(lengths.tobytes()),
-        }
+        columns: dict[str, array[Any]] = {"rows": self.rows, "kinds": self.kinds, "starts": starts, "lengths": lengths}
+        return {"from": self.start, "to": self.end, **{name: _base64(column) for name, column in columns.items()}}
 
 
 class Timeline:
@@ -114,8 +118,7 @@ class Timeline:
 
     def __init__(self, workers: int, most_segments: int) -> None:
         self._workers = workers
-        self._per_row = -(-workers // MOST_ROWS)
-        self._rows = -(-workers // self._per_row)
+        self._rows, self._per_row = _rows_of(workers)
         quarter = max(1, most_segments // _STRETCH // 4)
         self._outline = Outline()
         self._first: list[Stretch] = []
@@ -202,10 +205,6 @@ class Timeline:
         ]
 
 
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
 _COLUMNS = 256
 #: A cell is one byte: 0 for no ticket, else the logarithm of its time relative to the usual, scaled to this range.
 LEAST_RATIO, MOST_RATIO = 0.5, 8.0
@@ -215,8 +214,7 @@ class HeatMap:
     """Mean ticket seconds by row of workers and column of versions; columns are merged as the run grows."""
 
     def __init__(self, workers: int) -> None:
-        self._per_row = -(-workers // MOST_ROWS)
-        self._rows = -(-workers // self._per_row)
+        self._rows, self._per_row = _rows_of(workers)
         self._width = 1  # versions in a column
         self._last = -1
         self._sums: dict[int, array[float]] = {}
@@ -229,11 +227,8 @@ class HeatMap:
         while version >= self._width * _COLUMNS:
             self._width *= 2
             self._sums, self._counts = (
-                {at: array("d", map(sum, zip(cells[::2], cells[1::2], strict=True))) for at, cells in kept.items()}
-                for kept in (self._sums, self._counts)
+                {at: _merged(cells) for at, cells in kept.items()} for kept in (self._sums, self._counts)
             )
-            for cells in (*self._sums.values(), *self._counts.values()):
-                cells.frombytes(bytes(8 * (_COLUMNS // 2)))
         self._last = max(self._last, version)
         column = version // self._width
         for kept, value in ((self._sums, seconds), (self._counts, 1.0)):
@@ -259,5 +254,5 @@ class HeatMap:
             "versions": self._width,
             "usual_s": usual_s,
             "ratios": [LEAST_RATIO, MOST_RATIO],
-            "cells": base64.b64encode(packed).decode("ascii"),
+            "cells": _base64(packed),
         }

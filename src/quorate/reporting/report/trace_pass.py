@@ -14,7 +14,6 @@ from quorate.errors import BadInput
 from quorate.events import Parts, Ticket
 from quorate.latency.step_times import PHASES, WAITING, StepTimes, is_table, read_step_times
 from quorate.metrics import Curve, Metrics
-from quorate.reporting.comparison import VIRTUAL, seconds_are
 from quorate.reporting.report.arrivals import Arrivals
 from quorate.reporting.report.slowness import Pace, worker_rows
 from quorate.reporting.report.timeline import CANCELLED, DROPPED, GONE, LOST, USED, HeatMap, Timeline
@@ -184,8 +183,7 @@ class Gathered:
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """The workers, slowest first."""
-        only_computes = seconds_are(self.header) == VIRTUAL and self.header["engine"].get("network") is None
-        return worker_rows(self.gatherer.paces, self.metrics.workers, only_computes)
+        return worker_rows(self.gatherer.paces, self.metrics.workers, self.header)
 
 
 def gather(path: Path, most_segments: int = MOST_SEGMENTS) -> Gathered:
