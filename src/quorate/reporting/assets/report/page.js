@@ -12,10 +12,6 @@ function section(id, title, words) {
   return holder;
 }
 
-function card(title, ...inside) {
-  return make("figure", { class: "card" }, title ? make("h3", {}, title) : null, ...inside);
-}
-
 /** A card as wide as the page, about one run. */
 function wideCard(run, ...inside) {
   return make("div", { class: "card", style: { marginTop: "12px" } }, SEVERAL ? make("h3", {}, swatch(run), run.label) : null, ...inside);
@@ -23,6 +19,13 @@ function wideCard(run, ...inside) {
 
 function table(headings, body) {
   return make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, headings)), body));
+}
+
+/** Append a card with a chart; returns the chart. */
+function chartCard(holder, title, draw, words) {
+  const plot = make("div");
+  holder.append(make("figure", { class: "card" }, make("h3", {}, title), words ? make("p", { class: "quiet" }, words) : null, plot));
+  return chart(plot, draw);
 }
 
 /** One line with the runs that lack some data, and the reason for each. */
@@ -47,11 +50,6 @@ function radios(name, legend, choices, chosen, changed) {
 
 function tick(words, on, changed) {
   return make("label", {}, make("input", { type: "checkbox", checked: on, onchange: (event) => changed(event.target.checked) }), " " + words);
-}
-
-function runLegend() {
-  if (!SEVERAL) return null;
-  return make("div", { class: "legend" }, RUNS.map((run) => make("span", {}, swatch(run), run.label)));
 }
 
 function boxes(...kinds) {
@@ -185,9 +183,7 @@ function showLearning() {
   const grid = make("div", { class: "grid" });
   holder.append(grid);
   const curve = (title, of, isLoss) => {
-    const plot = make("div");
-    grid.append(card(title, plot));
-    charts.push(chart(plot, (target) => lines(target, {
+    charts.push(chartCard(grid, title, (target) => lines(target, {
       series: RUNS.filter(of).map((run) => ({
         label: SEVERAL ? run.label : title, colour: run.colour, dashed: run.dashed, xs: of(run)[state.x],
         ys: isLoss && state.smooth ? smoothed(of(run).value) : of(run).value,
@@ -223,17 +219,14 @@ function showArrivals() {
   holder.append(absentLine("arrivals") || "");
   if (!timed.length) return;
   let run = timed[0];
-  const left = make("div"), right = make("div"), grid = make("div", { class: "grid" });
-  const cdf = card("share of rounds in which the k-th gradient is there", left);
-  grid.append(cdf, card("mean time to the k-th gradient", right));
-  let distribution = null;
+  const grid = make("div", { class: "grid" });
   if (timed.length > 1) {
     holder.append(make("div", { class: "controls" }, make("label", {}, "distribution of ", make("select", {
       onchange: (event) => { run = timed[event.target.value]; distribution.again(); },
     }, timed.map((one, index) => make("option", { value: index }, one.label))))));
   }
   holder.append(grid);
-  distribution = chart(left, (target) => {
+  const distribution = chartCard(grid, "share of rounds in which the k-th gradient is there", (target) => {
     const chosen = run.arrivals.chosen;
     const last = Math.max(...chosen.map((one) => one.seconds[one.seconds.length - 3]));
     const plot = lines(target, {
@@ -243,7 +236,7 @@ function showArrivals() {
     plot.setScale("x", { min: 0, max: last * 1.05 });
     return plot;
   });
-  chart(right, (target) => lines(target, {
+  chartCard(grid, "mean time to the k-th gradient", (target) => lines(target, {
     series: timed.map((one) => ({ label: one.label, colour: one.colour, dashed: one.dashed, xs: one.arrivals.means.map((_, index) => index + 1), ys: one.arrivals.means, points: one.arrivals.means.length <= 24 })),
     xLabel: "k", xText: (value) => (Number.isInteger(value) ? whole(value) : ""), yText: seconds, fromZero: true,
     marks: timed.filter((one) => one.policy.quorum && one.policy.quorum < one.workers).map((one) => ({ x: one.policy.quorum, label: "quorum of " + one.label, colour: one.colour })),
@@ -342,9 +335,8 @@ function showStaleness() {
   const holder = section("staleness", "Staleness", null);
   if (!stale.length) { holder.append(make("p", { class: "absent" }, "Every gradient was applied to the version that it was computed at: staleness 0.")); return; }
   const groups = stale[0].staleness.map((bar) => (bar.most === null ? bar.least + "+" : bar.most === bar.least ? String(bar.least) : `${bar.least}–${bar.most}`));
-  const plot = make("div");
-  holder.append(runLegend() || "", card("share of applied gradients by staleness", plot));
-  chart(plot, (target) => bars(target, {
+  if (SEVERAL) holder.append(make("div", { class: "legend" }, RUNS.map((run) => make("span", {}, swatch(run), run.label))));
+  chartCard(holder, "share of applied gradients by staleness", (target) => bars(target, {
     groups, xLabel: "versions made between reading and applying", valueText: share,
     series: RUNS.map((run) => ({ label: run.label, colour: run.colour, values: run.staleness.map((bar) => bar.tickets / run.summary.tickets.applied) })),
   }));
@@ -374,9 +366,7 @@ function showChoices() {
   const choosing = RUNS.filter((run) => run.choices);
   if (!choosing.length) return;
   const holder = section("choices", "What the policy chose", "The quorum over the run, and the reason of every change.");
-  const plot = make("div");
-  holder.append(card("quorum", plot));
-  chart(plot, (target) => lines(target, {
+  chartCard(holder, "quorum", (target) => lines(target, {
     series: choosing.map((run) => ({ label: run.label, colour: run.colour, dashed: run.dashed, points: false, ...stairs(run) })),
     xLabel: SECONDS, xText: number, yText: whole, fromZero: true,
   }));
@@ -423,13 +413,11 @@ function showPlan() {
   const near = closeTo(relative(plan.mean), relative(plan.low), chosen);
   const curve = (title, words, yText, [low, mean, high], more) => {
     if (mean.every((value) => value === null)) return;
-    const plot = make("div");
-    grid.append(card(title, words ? make("p", { class: "quiet" }, words) : null, plot));
     const line = (label, ys, thin) => ({ label, ys, xs: plan.backups, colour: "#0072B2", thin, points: thin ? false : plan.backups.length <= 60 });
-    chart(plot, (target) => lines(target, {
+    chartCard(grid, title, (target) => lines(target, {
       series: [line("least", low, true), line("most", high, true), line("mean", mean)], band: [0, 1], marks, yText,
       xLabel: "backups of " + whole(plan.machines) + " machines", xText: (value) => (Number.isInteger(value) ? whole(value) : ""), ...more,
-    }));
+    }), words);
   };
   const rel = [plan.low, plan.mean, plan.high].map(relative);
   const tie = chosen < 0 ? null : [rel[0][chosen], rel[2][chosen]];
