@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from quorate.engines.ray import security
-from quorate.engines.ray.cluster import connect
-from quorate.engines.ray.preflight import check_room
+from quorate.engines.ray.cluster import check_room
+from quorate.engines.ray.connection import connect
 from quorate.errors import BadInput
 from tests.ray.conftest import ONE_CPU
 from tests.ray.processes import descendants

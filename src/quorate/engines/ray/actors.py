@@ -118,8 +118,8 @@ class Actors:
         return {"ray.io/node-id": f"!in({','.join(sorted(self.gone))})"} if self.gone else {}
 
     def evaluator(self) -> Any:
-        """The evaluator, on the driver's node. Ray's dashboard shows it as "keeper"."""
-        return self._evaluator.options(name=self._name("keeper"), **self._on(self._cluster.driver_node)).remote(
+        """The evaluator, on the driver's node."""
+        return self._evaluator.options(name=self._name("evaluator"), **self._on(self._cluster.driver_node)).remote(
             self._payload, self._config
         )
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quorate.checkpoint import check_can_save, check_same_tensors
-from quorate.engines.ray.task_transfer import explained, unship
+from quorate.engines.ray.task_transfer import explained, unpack_task
 from quorate.engines.ray.transport import (
     ActorConfig,
     SegmentAddress,
@@ -72,7 +72,7 @@ def _parts_needed(sizes: Sequence[int], most: int) -> int:
 SHARD_GROUPS = {"life": 1, "talk": 1, "take": 1}
 
 
-class Given(NamedTuple):
+class ArrivalBlocks(NamedTuple):
     """An arrival as it is sent to every shard; block numbers are the same in all shards."""
 
     ticket: Ticket
@@ -86,7 +86,7 @@ class UpdateOrder:
     """An update to make."""
 
     version: int  # version before the update
-    arrivals: tuple[Given, ...]
+    arrivals: tuple[ArrivalBlocks, ...]
     weights: Weights
     target: int  # the block for the next version
     publish: bool  # whether workers on other nodes read the next version
@@ -132,7 +132,7 @@ class Shard:
 
     def _begin(self, part: slice, first: int) -> SegmentAddress:
         config = self._config
-        task = unship(self._payload)
+        task = unpack_task(self._payload)
         with explained(task.name):
             learner = Learner(task, config.learning, config.seed, torch.device("cpu"), part)
         self._has_buffers = not part.start  # the first shard has the buffers

@@ -17,7 +17,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 
 from quorate.engines.ray.actors import end
 from quorate.engines.ray.cluster import Cluster
-from quorate.engines.ray.connection import first_line
+from quorate.engines.ray.session import first_line
 from quorate.engines.ray.transport import Cut
 from quorate.engines.ray.versions import GradientBlock, RayVersions, RoomForBlocks
 from quorate.engines.ray.worker import Ready
