@@ -67,9 +67,14 @@ def open_run(engine: quorate.Ray) -> Any:
     return engine._open
 
 
+def process_of(engine: quorate.Ray, worker: int) -> int:
+    """The process of a worker that is ready."""
+    return int(open_run(engine).workers.records[worker].ready.pid)
+
+
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     engine = quorate.Ray(WORKERS, latency=LATENCY)
-    at = At(10, lambda: end(open_run(engine).processes()[1]))
+    at = At(10, lambda: end(process_of(engine, 1)))
     train(engine, at, out=tmp_path / "run")
     assert at.workers_lost == [1]
 
@@ -77,7 +82,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
 def test_a_stopped_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PING_S", 1.0)
     engine = quorate.Ray(WORKERS, latency=LATENCY)
-    at = At(10, lambda: os.kill(open_run(engine).processes()[2], signal.SIGSTOP))
+    at = At(10, lambda: os.kill(process_of(engine, 2), signal.SIGSTOP))
     train(engine, at)
     assert at.workers_lost == [2]
 
@@ -119,7 +124,7 @@ def test_a_straggler_keeps_few_versions_alive() -> None:
 
     class Count(quorate.Recorder):
         def applied(self, time: float, update: Update) -> None:
-            alive.append(open_run(engine)._room.versions_alive)
+            alive.append(open_run(engine)._room._versions.in_use)
 
     engine = quorate.Ray(WORKERS, latency="constant:0.005*slow:0=80")
     task = Toy(samples=SAMPLES)

@@ -52,7 +52,7 @@ def test_a_ray_of_our_own_is_private_quiet_and_gone_afterwards(
             return os.environ.get("RAY_AUTH_MODE") == "token" and len(os.environ.get("RAY_AUTH_TOKEN", "")) == 64
 
         asked_for_a_token: bool = ray.get(speak.remote())
-        assert opened.started_here and asked_for_a_token
+        assert opened._session is not None and asked_for_a_token
         (node,) = opened.nodes()
         assert (node.id, node.address, node.is_head, node.draining_by_s) == (
             opened.driver_node,

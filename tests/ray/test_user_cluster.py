@@ -22,7 +22,7 @@ def test_it_is_used_and_stays_open(cluster: Cluster) -> None:
 
     for address in (None, "auto", ray.get_runtime_context().gcs_address):
         second = connect(address=address, workers=2, demand=ONE_CPU)
-        assert not second.started_here and second.driver_node == cluster.driver_node
+        assert second._session is None and second.driver_node == cluster.driver_node
         second.close()
         assert ray.is_initialized()
 

@@ -65,11 +65,6 @@ class Cluster:
         self.driver_node: str = ray.get_runtime_context().get_node_id()
         self._raylet = _open_raylet()
 
-    @property
-    def started_here(self) -> bool:
-        """Whether this process started the cluster; `close` then stops it."""
-        return self._session is not None
-
     def nodes(self) -> list[Node]:
         """The live nodes."""
         import ray

@@ -363,10 +363,6 @@ class RayRun:
         self.updater.shard_lives = [shard.live.remote() for shard in self._shards]
         self.workers.move_to(self.cut)
 
-    def processes(self) -> dict[int, int]:
-        """The pid of each ready worker on its node; for tests."""
-        return {record.number: record.ready.pid for record in self.workers.records if record.ready is not None}
-
 
 def _unless_bad(answer: Any) -> Any:
     """Raise a BadInput that a shard has returned."""

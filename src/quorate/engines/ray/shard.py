@@ -14,7 +14,7 @@ import ray
 import torch
 from torch import nn
 
-from quorate.checkpoint import check_can_save, check_same_tensors
+from quorate.checkpoint import check_can_save
 from quorate.engines.ray.task_transfer import explained, unpack_task
 from quorate.engines.ray.transport import (
     ActorConfig,
@@ -266,14 +266,9 @@ class Shard:
         state = unpack_state(*packed)
         maker = self._maker
         try:
-            check_same_tensors(maker.learner.model.state_dict(), state["learner"]["model"], "model")
-            maker.learner.restore(state["learner"])
+            maker.restore_learner(state["learner"])
         except BadInput as wrong:
             return wrong
-        except (KeyError, ValueError, TypeError) as error:
-            return BadInput(
-                f"the checkpoint is of another optimizer or schedule ({error}); give the task it was made with"
-            )
         maker.buffers = self._buffers(maker.learner)
         block = self._block(newest)
         if block is not maker.newest:

@@ -59,10 +59,6 @@ class RoomForBlocks:
         holds = self._gradients if isinstance(what, GradientBlock) else self._versions
         holds.release(what.block // 2)
 
-    @property
-    def versions_alive(self) -> int:
-        return self._versions.in_use
-
 
 def _take(holds: Holds, worker: int | None) -> int:
     number = holds.take(worker)
