@@ -152,7 +152,7 @@ def end(actor: Any) -> None:
             ray.kill(actor, no_restart=True)
 
 
-def who_is_there(actors: Sequence[Any], wait_s: float) -> list[bool]:
+def which_answer(actors: Sequence[Any], wait_s: float) -> list[bool]:
     """Which actors answer a ping within `wait_s`."""
     pings = [actor.ping.remote() for actor in actors]
     ray.wait(pings, num_returns=len(pings), timeout=wait_s)

@@ -19,13 +19,13 @@ from quorate.engines.ray.task_transfer import VERSION, installed
 from quorate.errors import BadInput, ClusterLost, install_line
 
 INSTALL = install_line("ray")
-_ANSWER_S = 2.0
+_PORT_ANSWERS_S = 2.0
 _POLL_S = 0.25
 #: Minimum wait if the cluster is large enough: Ray frees the resources of an earlier run a moment after its end.
 _SETTLING_S = 5.0
 _ROUNDING = 1e-6  # Ray counts in units of 1/10,000, and sums of such fractions are not exact
 #: A node that does not answer in time is probably still starting; its workers will report missing software.
-_ANSWER_WITHIN_S = 30.0
+_SOFTWARE_ANSWER_S = 30.0
 
 
 class Demand(NamedTuple):
@@ -107,7 +107,7 @@ class Cluster:
             if described["NodeID"] == node and described["Alive"]:
                 port = described["NodeManagerAddress"], described["NodeManagerPort"]
                 try:
-                    with socket.create_connection(port, timeout=_ANSWER_S):
+                    with socket.create_connection(port, timeout=_PORT_ANSWERS_S):
                         return True
                 except OSError:
                     return False
@@ -279,14 +279,14 @@ def check_software(cluster: Cluster) -> None:
     module = sys.modules[installed.__module__]
     cloudpickle.register_pickle_by_value(module)
     try:
-        look = ray.remote(num_cpus=0, max_retries=0)(installed)
+        task = ray.remote(num_cpus=0, max_retries=0)(installed)
         answers = {}
         for node in others:
             only_there = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-            answers[look.options(scheduling_strategy=only_there, name="quorate:look").remote()] = node.address
+            answers[task.options(scheduling_strategy=only_there, name="quorate:installed").remote()] = node.address
     finally:
         cloudpickle.unregister_pickle_by_value(module)
-    ready, late = ray.wait(list(answers), num_returns=len(answers), timeout=_ANSWER_WITHIN_S)
+    ready, late = ray.wait(list(answers), num_returns=len(answers), timeout=_SOFTWARE_ANSWER_S)
     for reference in late:
         ray.cancel(reference, force=True)
     for reference in ready:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from quorate.checkpoint import CheckpointFolder
 from quorate.engines.base import Job
-from quorate.engines.ray.actors import Actors, ask, ask_all, end, original, who_is_there
+from quorate.engines.ray.actors import Actors, ask, ask_all, end, original, which_answer
 from quorate.engines.ray.cluster import Demand, check_object_store, check_room, check_software
 from quorate.engines.ray.connection import connect
 from quorate.engines.ray.security import changed_environment
@@ -345,7 +345,7 @@ class RayRun:
         segments = list(self.cut.segments)
         changed = False
         stays = [one.node not in leaving and self._cluster.answers(one.node) for one in segments]
-        answers = iter(who_is_there([shard for shard, stay in zip(self._shards, stays, strict=True) if stay], _PING_S))
+        answers = iter(which_answer([shard for shard, stay in zip(self._shards, stays, strict=True) if stay], _PING_S))
         for number, shard in enumerate(self._shards):
             if stays[number] and next(answers):
                 continue
