@@ -111,8 +111,8 @@ def importers() -> dict[str, set[str]]:
     return found
 
 
-#: Loaded by name: the entry point, ready tasks, a script that runs by itself, modules that users import.
-BY_NAME = {"quorate.__main__", "quorate.engines.ray.cluster_probe"}
+#: Loaded by name: the entry point, ready tasks, modules that users import.
+BY_NAME = {"quorate.__main__"}
 FOR_USERS = ("quorate.tasks.", "quorate.data_parallel.integrations.")
 
 

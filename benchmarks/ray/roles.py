@@ -19,7 +19,7 @@ _ROLES = {
     "ray::idle": "idle",
     "parameterserver": "server",
     "shard": "server",
-    "keeper": "keeper",
+    "evaluator": "evaluator",
     "worker": "workers",
 }
 

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from quorate.engines.ray.cluster import Demand, connect
-from quorate.engines.ray.connection import loopback_only, untouched_signals
+from quorate.engines.ray.cluster import Demand
+from quorate.engines.ray.connection import connect
+from quorate.engines.ray.session import loopback_only, untouched_signals
 
 _NO_DASHBOARD: dict[str, Any] = {"include_dashboard": False}
 
@@ -27,7 +28,7 @@ def one_node(cpus: int) -> Iterator[None]:
         opened.close()
 
 
-class Several:
+class SeveralNodes:
     """Nodes on this machine. Runs of this process connect to them; the driver is on the head, which has no CPUs."""
 
     def __init__(self, nodes: int, cpus: int) -> None:
@@ -75,8 +76,8 @@ class Several:
 
 
 @contextlib.contextmanager
-def several_nodes(nodes: int, cpus: int) -> Iterator[Several]:
-    opened = Several(nodes, cpus)
+def several_nodes(nodes: int, cpus: int) -> Iterator[SeveralNodes]:
+    opened = SeveralNodes(nodes, cpus)
     try:
         yield opened
     finally:

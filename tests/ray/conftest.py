@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quorate.engines.ray.cluster import Cluster, Demand, connect
+from quorate.engines.ray.cluster import Cluster, Demand
+from quorate.engines.ray.connection import connect
 from tests.conftest import Belongings
 
 ONE_CPU = Demand(1.0, 0.0, {})
@@ -38,6 +39,6 @@ def _of_rays_client(target: str) -> bool:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A Ray of our own with four CPUs, for every test of a module."""
-    opened = connect(address=None, workers=4, demand=ONE_CPU)
-    yield opened
-    opened.close()
+    connected = connect(address=None, workers=4, demand=ONE_CPU)
+    yield connected
+    connected.close()

@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 import quorate
 from quorate.events import Ticket
 from quorate.trace import Update
-from tests.ray.clusters import Several, several_nodes
+from tests.ray.clusters import SeveralNodes, several_nodes
 from tests.tasks import Toy, adam
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -23,13 +23,13 @@ SAMPLES = 480  # an epoch is 60 batches
 
 
 @pytest.fixture
-def cluster() -> Iterator[Several]:
+def cluster() -> Iterator[SeveralNodes]:
     with several_nodes(2, cpus=2) as nodes:
         yield nodes
 
 
 class Watch(quorate.Recorder):
-    def __init__(self, cluster: Several, engine: quorate.Ray) -> None:
+    def __init__(self, cluster: SeveralNodes, engine: quorate.Ray) -> None:
         self._cluster, self._engine = cluster, engine
         self.tickets_lost: list[Ticket] = []
         self.made: list[int] = []
@@ -64,7 +64,7 @@ def drain(node: Any) -> str:
     return str(node.node_id)
 
 
-def test_its_workers_and_its_shard_leave_in_time(cluster: Several, tmp_path: Path) -> None:
+def test_its_workers_and_its_shard_leave_in_time(cluster: SeveralNodes, tmp_path: Path) -> None:
     engine = quorate.Ray(4, shards=3, latency="shifted-exp:0.05,0.02")
     task = Toy(optimizer=adam, samples=SAMPLES)
     watch = Watch(cluster, engine)
@@ -77,7 +77,7 @@ def test_its_workers_and_its_shard_leave_in_time(cluster: Several, tmp_path: Pat
     assert quorate.replay(tmp_path / "run", task).result.digest == result.digest
 
 
-def test_references_do_not_pile_up_at_the_driver(cluster: Several) -> None:
+def test_references_do_not_pile_up_at_the_driver(cluster: SeveralNodes) -> None:
     """Late gradients and old versions are freed at once, whatever the stragglers do."""
     import ray
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quorate.cli import main
-from quorate.engines.ray import connection
+from quorate.engines.ray import session
 from tests.cli.conftest import TASKS
 from tests.ray.processes import descendants
 
@@ -57,7 +57,7 @@ def test_a_signal_ends_a_run_that_can_go_on(
         err.splitlines()[-1],
     )
     assert found is not None, err
-    assert len(rays) >= 7, "Ray itself, two workers, two shards and a keeper"
+    assert len(rays) >= 7, "Ray itself, two workers, two shards and an evaluator"
     wait_until(lambda: gone(rays))
     made = int(found[1].replace(",", ""))
     end = json.loads(trace.read_text().splitlines()[-1])
@@ -82,7 +82,7 @@ def test_lines_of_a_raylet_about_dead_workers_are_left_out(capsys: pytest.Captur
         "A worker died or was killed while executing a task by an unexpected system error. And …",
         "The disk is full.",
     ]
-    connection._print({"pid": "raylet", "ip": "127.0.0.1", "lines": said, "is_err": True, "job": "1"})
+    session._print({"pid": "raylet", "ip": "127.0.0.1", "lines": said, "is_err": True, "job": "1"})
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err == "(raylet, ip=127.0.0.1) The disk is full.\n"

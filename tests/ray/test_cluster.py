@@ -1,164 +1,148 @@
-"""A Ray of our own: reachable by nobody else, quiet, and gone afterwards; and what cannot be started."""
+"""Room for workers and objects: what fits, what is said when it does not, and waiting for it."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import time
-from pathlib import Path
+import itertools
+import math
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from quorate.engines.ray import cluster as cluster_module
-from quorate.engines.ray import connection
-from quorate.engines.ray.cluster import connect
-from quorate.engines.ray.connection import Found
-from quorate.engines.ray.security import listeners
-from quorate.errors import BadInput, install_line
+from quorate.engines.ray import cluster
+from quorate.engines.ray.cluster import Demand, Node, check_object_store, check_room
+from quorate.errors import BadInput
 from tests.ray.conftest import ONE_CPU
-from tests.ray.processes import descendants
-
-pytestmark = pytest.mark.ray
 
 
-def ports_of(processes: set[int]) -> set[int]:
-    """The ports on which these processes listen."""
-    inodes = set()
-    for process in processes:
-        for entry in Path(f"/proc/{process}/fd").iterdir():
-            target = str(entry.readlink()) if entry.is_symlink() else ""
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                found.add(int(fields[1].split(":")[1], 16))
-    return found
+class Machines:
+    """A cluster of nodes as a test says; what is free may change from look to look."""
+
+    def __init__(self, *nodes: dict[str, float], store_bytes: int = 10**9, leaving: tuple[int, ...] = ()) -> None:
+        self.all = [
+            Node(str(at), f"10.0.0.{at}", dict(has), store_bytes, at == 0, 30.0 if at in leaving else None)
+            for at, has in enumerate(nodes)
+        ]
+        self.free = [{node.id: node.resources for node in self.all}]
+        self.looks = 0
+
+    def nodes(self) -> list[Node]:
+        self.looks += 1
+        return self.all
+
+    def free_now(self, nodes: list[Node]) -> dict[str, dict[str, float]]:
+        found = self.free[min(self.looks, len(self.free)) - 1]
+        return {node.id: found[node.id] for node in nodes}
 
 
-def test_a_ray_of_our_own_is_private_quiet_and_gone_afterwards(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_FOLDER", own := f"quorate-ray-{os.getpid()}-")  # others run Ray here, too
-    handler = signal.getsignal(signal.SIGTERM)
-    opened = connect(address=None, workers=3, demand=ONE_CPU._replace(cpus=2.5, resources={"spot": 1.0}))
-    try:
-        import ray
-
-        @ray.remote(num_cpus=0)
-        def speak() -> bool:
-            print("a word of a worker")  # noqa: T201
-            return os.environ.get("RAY_AUTH_MODE") == "token" and len(os.environ.get("RAY_AUTH_TOKEN", "")) == 64
-
-        asked_for_a_token: bool = ray.get(speak.remote())
-        assert opened.started_here and asked_for_a_token
-        (node,) = opened.nodes()
-        assert (node.id, node.address, node.is_head, node.draining_by_s) == (
-            opened.driver_node,
-            "127.0.0.1",
-            True,
-            None,
-        )
-        assert (node.resources["CPU"], node.resources["spot"]) == (8.0, 3.0)  # 7.5 CPUs are asked for
-        assert node.object_store_bytes == connection._store_bytes() <= connection.OBJECT_STORE_BYTES
-        processes = descendants(os.getpid())
-        ports = ports_of(processes | {os.getpid()})
-        assert ports
-        assert {one.host for one in listeners() if one.port in ports} == {"127.0.0.1"}
-        assert not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-        assert signal.getsignal(signal.SIGTERM) is handler
-        (folder,) = Path(connection._short_folder()).glob(f"{own}*")
-        assert not [file for file in folder.rglob("*token*") if file.is_file()]
-        said = ""
-        while "a word of a worker" not in said:  # Ray reads it from a log, a moment later
-            time.sleep(0.05)
-            printed = capfd.readouterr()
-            assert printed.out == ""
-            said += printed.err
-        assert "\x1b" not in said
-    finally:
-        opened.close()
-    opened.close()  # twice does no harm
-    while {one for one in processes if Path(f"/proc/{one}").exists()}:  # Ray's workers end with the raylet
-        time.sleep(0.05)
-    assert not list(Path(connection._short_folder()).glob(f"{own}*"))
-    printed = capfd.readouterr()
-    assert (printed.out, printed.err) == ("", "")
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, float]]]:
+    """Time passes a second a look; gives what the autoscaler was asked for."""
+    asked: list[list[dict[str, float]]] = []
+    seconds = itertools.count()
+    monkeypatch.setattr(cluster.time, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr(cluster.time, "sleep", lambda _: None)
+    monkeypatch.setattr("ray.autoscaler.sdk.request_resources", lambda bundles: asked.append(bundles))
+    return asked
 
 
-def test_the_folder_of_a_run_that_was_killed_goes_with_the_next(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(connection, "_short_folder", lambda: str(tmp_path))
-    alive = connection.Session()
-    killed = tmp_path / "quorate-ray-killed"
-    (killed / "session_1").mkdir(parents=True)
-    (killed / "in-use").touch()
-    foreign = tmp_path / "quorate-ray-foreign"  # not made by us: nothing says that it is abandoned
-    foreign.mkdir()
-    connection._remove_abandoned()
-    assert alive.folder.is_dir() and foreign.is_dir() and not killed.exists()
-    alive._lock.close()
+def fit(machines: Machines, demand: Demand, workers: int, needed: int, wait_s: float = 0.0, **other: Any) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "_free", machines.free_now)
+        stopped = other.get("stopped", lambda: False)
+        return check_room(machines, demand, workers, needed, wait_s, stopped)  # type: ignore[arg-type]
 
 
-def test_sockets_get_a_short_folder_where_the_usual_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection.tempfile, "gettempdir", lambda: "/scratch")
-    assert connection._short_folder() == "/scratch"
-    monkeypatch.setattr(connection.tempfile, "gettempdir", lambda: "/scratch/" + "x" * 40)
-    assert connection._short_folder() == "/tmp"
+@pytest.mark.parametrize(
+    ("demand", "expected"),
+    [
+        (Demand(1.0, 0.0, {}), 5),
+        (Demand(2.0, 0.0, {}), 2),  # 4 CPUs hold two, the CPU that is left on each node holds none
+        (Demand(0.1, 0.0, {}), 50),
+        (Demand(0.5, 1.0, {}), 2),
+        (Demand(0.0, 0.25, {}), 8),
+        (Demand(1.0, 0.0, {"spot": 0.5}), 1),
+        (Demand(0.0, 0.0, {}), 100),
+    ],
+)
+def test_workers_fit_node_by_node(demand: Demand, expected: int) -> None:
+    machines = Machines({"CPU": 4.0, "GPU": 2.0}, {"CPU": 1.0, "spot": 1.0})
+    assert fit(machines, demand, 100, 1) == min(100, expected)
 
 
-# ---------------------------------------------------------------- bad input
+@given(
+    st.lists(st.floats(0, 64), min_size=1, max_size=6),
+    st.sampled_from([0.1, 0.3, 0.5, 1.0, 1.5, 3.0]),
+    st.integers(1, 80),
+)
+def test_what_fits_never_takes_more_than_there_is(cpus: list[float], each: float, workers: int) -> None:
+    machines = Machines(*({"CPU": has} for has in cpus))
+    fits = fit(machines, Demand(each, 0.0, {}), workers, 0)
+    assert fits <= workers
+    assert fits == min(workers, sum(math.floor(has / each + 1e-6) for has in cpus))
 
 
-def refused(**settings: object) -> str:
-    usual: dict[str, object] = {"address": None, "workers": 1, "demand": ONE_CPU}
+def test_too_little_room_says_what_there_is_and_what_is_asked() -> None:
     with pytest.raises(BadInput) as caught:
-        connect(**{**usual, **settings})  # type: ignore[arg-type]
-    return str(caught.value)
+        fit(Machines({"CPU": 4.0}, {"CPU": 1.0, "GPU": 1.0}), Demand(1.0, 0.5, {"spot": 1.0}), 8, 6)
+    assert str(caught.value) == (
+        "the quorum needs 6 workers of 1 CPU and 0.5 GPUs and 1 'spot' each, but the Ray cluster has room for 0: "
+        "5 of 5 CPUs free, 1 of 1 GPU free, 0 of 0 'spot' free on 2 nodes; take fewer workers, ask less for each "
+        "(cpus=, gpus=, resources=), or wait for nodes with wait_s= (--wait SECONDS)"
+    )
 
 
-def test_without_ray_there_is_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert refused() == f"the Ray engine needs Ray, which is not installed: {install_line('ray')}"
+def test_a_node_that_leaves_is_no_room() -> None:
+    with pytest.raises(BadInput, match="room for 4: 4 of 4 CPUs free on 1 node"):
+        fit(Machines({"CPU": 4.0}, {"CPU": 4.0}, leaving=(1,)), ONE_CPU, 8, 6)
 
 
-def test_environments_that_are_none(tmp_path: Path) -> None:
-    file = tmp_path / "file.py"
-    file.touch()
-    assert "there is no such folder" in refused(working_dir=str(tmp_path / "nowhere"))
-    assert "which is a file; give the folder" in refused(working_dir=str(file))
-    assert "give one of them" in refused(working_dir=str(tmp_path), runtime_env={"working_dir": "/other"})
-    assert "must be a dict" in refused(runtime_env=["pip"])
-    assert "not one that Ray takes" in refused(runtime_env={"pip": 7})
+def test_what_an_earlier_run_still_holds_is_waited_for_a_moment() -> None:
+    machines = Machines({"CPU": 4.0})
+    machines.free = [{"0": {"CPU": 1.0}}, {"0": {"CPU": 2.0}}, {"0": {"CPU": 4.0}}]
+    assert fit(machines, ONE_CPU, 4, 4) == 4
+    assert machines.looks == 3
 
 
-def test_an_address_in_the_environment_is_used_and_a_wrong_one_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
-    said = refused()
-    assert "Ray's client protocol" in said and said.endswith("(this address is from RAY_ADDRESS)")
+def test_what_another_job_holds_is_taken() -> None:
+    machines = Machines({"CPU": 4.0})
+    machines.free = [{"0": {"CPU": 1.0}}]
+    with pytest.raises(BadInput, match="room for 1: 1 of 4 CPUs free on 1 node"):
+        fit(machines, ONE_CPU, 4, 3)
 
 
-def test_a_folder_too_large_to_send(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from ray._private.runtime_env import packaging
+def test_nodes_that_come_while_we_wait(no_waiting: list[list[dict[str, float]]]) -> None:
+    machines = Machines({"CPU": 1.0})
+    later = Machines({"CPU": 1.0}, {"CPU": 8.0})
 
-    monkeypatch.setattr(packaging, "GCS_STORAGE_MAX_SIZE", 2_000_000)
-    (tmp_path / "data.bin").write_bytes(os.urandom(3_000_000))
-    said = refused(working_dir=str(tmp_path))
-    assert "the working_dir has 2.86MiB, and Ray sends at most 1.91MiB to the nodes; keep large files out" in said
+    def nodes() -> list[Node]:
+        machines.looks += 1
+        return machines.all if machines.looks < 20 else later.all
+
+    machines.nodes = nodes  # type: ignore[method-assign]
+    machines.free = later.free
+    assert fit(machines, ONE_CPU, 8, 6, wait_s=60.0) == 8
+    assert no_waiting == [[{"CPU": 1.0}] * 8, []]  # asked for once, and taken back
 
 
-def test_a_public_cluster_that_takes_anybody_is_warned_of_before_it_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
+def test_the_time_waited_is_told(no_waiting: list[list[dict[str, float]]]) -> None:
+    with pytest.raises(BadInput, match=r"room for 1 after 30 s of waiting: .* or wait longer"):
+        fit(Machines({"CPU": 1.0}), ONE_CPU, 8, 6, wait_s=30.0)
+    assert no_waiting[-1] == []
 
-    def refuse(**_: object) -> None:
-        raise ConnectionError("not today.")
 
-    found = Found("8.8.8.8:6379", takes_anyone=True, nodes=("10.0.0.1",), dashboard="", on_loopback=False)
-    monkeypatch.setattr(cluster_module, "reach", lambda address: found)
-    monkeypatch.setattr(ray, "init", refuse)
-    with pytest.warns(RuntimeWarning, match="asks for no token: Ray executes code for whoever reaches it"):
-        assert "Ray could not be reached: not today; `ray status`" in refused(address="8.8.8.8:6379")
+def test_a_stop_ends_the_wait() -> None:
+    answers = iter([False, False, True])
+    assert fit(Machines({"CPU": 1.0}), ONE_CPU, 8, 6, wait_s=math.inf, stopped=lambda: next(answers)) == 1
+
+
+def test_an_object_store_too_small_is_a_figure_and_a_remedy() -> None:
+    machines: Any = Machines({}, {}, store_bytes=200_000_000)
+    check_object_store(machines, 200_000_000, "3 versions of the model")
+    with pytest.raises(BadInput) as caught:
+        check_object_store(machines, 1_500_000_000, "3 versions of the model")
+    assert str(caught.value) == (
+        "3 versions of the model take 1,500 MB of a node's object store, but that of node 10.0.0.0 has 200 MB; start "
+        "Ray there with --object-store-memory=1500000000 or more, or take a smaller model or more shards"
+    )

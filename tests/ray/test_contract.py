@@ -10,7 +10,7 @@ pytest.importorskip("ray")
 
 from quorate.engines import Ray
 from tests.contract.suite import EngineContract
-from tests.ray.clusters import Several, one_node, several_nodes
+from tests.ray.clusters import SeveralNodes, one_node, several_nodes
 
 LATENCY = "shifted-exp:0.001,0.002*pauses:0.1,8"
 
@@ -33,7 +33,7 @@ class TestRayOnSeveralNodes(EngineContract):
 
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
-    def cluster(cls) -> Iterator[Several]:
+    def cluster(cls) -> Iterator[SeveralNodes]:
         with several_nodes(2, cpus=2) as nodes:
             yield nodes
 

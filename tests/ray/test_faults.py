@@ -63,13 +63,18 @@ def train(
     return result
 
 
-def opened(engine: quorate.Ray) -> Any:
+def open_run(engine: quorate.Ray) -> Any:
     return engine._open
+
+
+def process_of(engine: quorate.Ray, worker: int) -> int:
+    """The process of a worker that is ready."""
+    return int(open_run(engine).workers.records[worker].ready.pid)
 
 
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     engine = quorate.Ray(WORKERS, latency=LATENCY)
-    at = At(10, lambda: end(opened(engine).processes()[1]))
+    at = At(10, lambda: end(process_of(engine, 1)))
     train(engine, at, out=tmp_path / "run")
     assert at.workers_lost == [1]
 
@@ -77,7 +82,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
 def test_a_stopped_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "PING_S", 1.0)
     engine = quorate.Ray(WORKERS, latency=LATENCY)
-    at = At(10, lambda: os.kill(opened(engine).processes()[2], signal.SIGSTOP))
+    at = At(10, lambda: os.kill(process_of(engine, 2), signal.SIGSTOP))
     train(engine, at)
     assert at.workers_lost == [2]
 
@@ -92,7 +97,7 @@ def test_nobody_waits_for_a_killed_worker_while_the_quorum_lives() -> None:
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_lost_shard_sends_the_run_back_to_its_checkpoint(shards: int, tmp_path: Path) -> None:
     engine = quorate.Ray(WORKERS, shards=shards, latency=LATENCY)
-    at = At(25, lambda: end(opened(engine).cut.segments[-1].pid))
+    at = At(25, lambda: end(open_run(engine).cut.segments[-1].pid))
     with pytest.warns(RuntimeWarning, match=r"steps back from version 2\d to its checkpoint of version \d+"):
         train(engine, at, out=tmp_path / "run", checkpoint_every=5)
     assert len(at.went_on_from) == 1 and at.went_on_from[0] <= 25
@@ -100,7 +105,7 @@ def test_a_lost_shard_sends_the_run_back_to_its_checkpoint(shards: int, tmp_path
 
 def test_without_a_folder_a_lost_shard_is_the_end_and_says_what_would_have_helped() -> None:
     engine = quorate.Ray(WORKERS, latency=LATENCY)
-    at = At(5, lambda: end(opened(engine).cut.segments[0].pid))
+    at = At(5, lambda: end(open_run(engine).cut.segments[0].pid))
     with pytest.raises(quorate.LearnerLost, match="learner") as raised:
         train(engine, at)
     assert "give out" in " ".join(raised.value.__notes__)
@@ -110,7 +115,7 @@ def test_a_lost_evaluator_is_made_again(tmp_path: Path) -> None:
     import ray
 
     engine = quorate.Ray(WORKERS, latency=LATENCY)
-    at = At(10, lambda: ray.kill(opened(engine)._evaluator))
+    at = At(10, lambda: ray.kill(open_run(engine)._evaluator))
     train(engine, at, out=tmp_path / "run", evaluate_every=5)
 
 
@@ -119,7 +124,7 @@ def test_a_straggler_keeps_few_versions_alive() -> None:
 
     class Count(quorate.Recorder):
         def applied(self, time: float, update: Update) -> None:
-            alive.append(opened(engine)._room.versions_alive)
+            alive.append(open_run(engine)._room._versions.in_use)
 
     engine = quorate.Ray(WORKERS, latency="constant:0.005*slow:0=80")
     task = Toy(samples=SAMPLES)

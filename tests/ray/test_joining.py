@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from quorate.engines.ray import security
-from quorate.engines.ray.cluster import connect
-from quorate.engines.ray.preflight import check_room
+from quorate.engines.ray.cluster import check_room
+from quorate.engines.ray.connection import connect
 from quorate.errors import BadInput
 from tests.ray.conftest import ONE_CPU
 from tests.ray.processes import descendants
@@ -73,7 +73,7 @@ def test_a_cluster_that_runs_already_is_joined_and_left_running(head: str, monke
     for _ in range(2):  # it is still there the second time
         opened = connect(address=head, workers=8, demand=ONE_CPU)
         try:
-            assert not opened.started_here
+            assert opened._session is None
             assert [node.resources["CPU"] for node in opened.nodes()] == [2.0]
         finally:
             opened.close()

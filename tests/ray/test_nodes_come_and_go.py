@@ -13,7 +13,7 @@ pytest.importorskip("ray")
 
 import quorate
 from quorate.trace import Update
-from tests.ray.clusters import Several, several_nodes
+from tests.ray.clusters import SeveralNodes, several_nodes
 from tests.tasks import Toy, plain_sgd
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -28,7 +28,7 @@ def task() -> Toy:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Several]:
+def cluster() -> Iterator[SeveralNodes]:
     with several_nodes(WORKERS, cpus=1) as nodes:
         yield nodes
 
@@ -36,7 +36,7 @@ def cluster() -> Iterator[Several]:
 class Killer(quorate.Recorder):
     """Kills the oldest node every so often, and adds another."""
 
-    def __init__(self, cluster: Several, every_s: float) -> None:
+    def __init__(self, cluster: SeveralNodes, every_s: float) -> None:
         self._cluster, self._every_s = cluster, every_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -74,7 +74,7 @@ class Watch(quorate.Recorder):
         self.steps_back.append(version)
 
 
-def test_a_node_is_killed_every_five_seconds(cluster: Several, tmp_path: Path) -> None:
+def test_a_node_is_killed_every_five_seconds(cluster: SeveralNodes, tmp_path: Path) -> None:
     """With one worker a node and one shard a node, every kill takes a worker, and the first ones a shard each."""
     policy = quorate.BackupSync(QUORUM, WORKERS - QUORUM)
     undisturbed = quorate.train(task(), policy, quorate.Simulated(WORKERS, LATENCY), epochs=EPOCHS)

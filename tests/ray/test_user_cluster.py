@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from quorate.engines.ray import preflight
-from quorate.engines.ray.cluster import Cluster, connect
-from quorate.engines.ray.connection import reach
-from quorate.engines.ray.preflight import check_room
+from quorate.engines.ray import cluster as cluster_module
+from quorate.engines.ray.cluster import Cluster, check_room
+from quorate.engines.ray.connection import connect, reach
 from quorate.errors import BadInput
 from tests.ray.conftest import ONE_CPU
 
@@ -23,7 +22,7 @@ def test_it_is_used_and_stays_open(cluster: Cluster) -> None:
 
     for address in (None, "auto", ray.get_runtime_context().gcs_address):
         second = connect(address=address, workers=2, demand=ONE_CPU)
-        assert not second.started_here and second.driver_node == cluster.driver_node
+        assert second._session is None and second.driver_node == cluster.driver_node
         second.close()
         assert ray.is_initialized()
 
@@ -86,11 +85,11 @@ def test_actors_take_room_for_real(cluster: Cluster, monkeypatch: pytest.MonkeyP
 
     holder = Holder.remote()
     assert ray.get(holder.here.remote())
-    while preflight._free(cluster.nodes())[cluster.driver_node].get("CPU") != 1.0:  # Ray counts a moment later
+    while cluster_module._free(cluster.nodes())[cluster.driver_node].get("CPU") != 1.0:  # Ray counts a moment later
         time.sleep(0.05)
-    monkeypatch.setattr(preflight, "_SETTLING_S", 0.5)
+    monkeypatch.setattr(cluster_module, "_SETTLING_S", 0.5)
     with pytest.raises(BadInput, match="room for 1: 1 of 4 CPUs free"):
         check_room(cluster, ONE_CPU, 4, 2, 0.0, lambda: False)
     ray.kill(holder)
-    monkeypatch.setattr(preflight, "_SETTLING_S", 60.0)  # it is free again a moment later, on a busy machine too
+    monkeypatch.setattr(cluster_module, "_SETTLING_S", 60.0)  # it is free again a moment later, on a busy machine too
     assert check_room(cluster, ONE_CPU, 6, 4, 0.0, lambda: False) == 4

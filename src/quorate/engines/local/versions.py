@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from quorate.checkpoint import check_same_tensors
 from quorate.engines.base import Job, Outcome
 from quorate.engines.shared.buffers import Buffers
 from quorate.engines.shared.shared_memory import Block, BlockLayout, BlockStore
@@ -20,7 +19,6 @@ from quorate.engines.shared.update import (
     leave_out_non_finite,
     torch_threads,
 )
-from quorate.errors import BadInput
 from quorate.events import Ticket
 from quorate.learner import Learner
 from quorate.seeds import derive
@@ -161,13 +159,7 @@ class LocalVersions:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from the result of `state`."""
-        check_same_tensors(self._learner.model.state_dict(), state["learner"]["model"], "model")
-        try:
-            self._learner.restore(state["learner"])
-        except (KeyError, ValueError, TypeError) as error:
-            raise BadInput(
-                f"the checkpoint is of another optimizer or schedule ({error}); give the task it was made with"
-            ) from error
+        self._maker.restore_learner(state["learner"])
         self._maker.buffers = Buffers(self._learner.model)
         self._maker.newest.set_buffers(self._maker.buffers.newest())
         for number, params, buffers in state["older"]:

@@ -118,8 +118,8 @@ class Actors:
         return {"ray.io/node-id": f"!in({','.join(sorted(self.gone))})"} if self.gone else {}
 
     def evaluator(self) -> Any:
-        """The evaluator, on the driver's node. Ray's dashboard shows it as "keeper"."""
-        return self._evaluator.options(name=self._name("keeper"), **self._on(self._cluster.driver_node)).remote(
+        """The evaluator, on the driver's node."""
+        return self._evaluator.options(name=self._name("evaluator"), **self._on(self._cluster.driver_node)).remote(
             self._payload, self._config
         )
 
@@ -152,7 +152,7 @@ def end(actor: Any) -> None:
             ray.kill(actor, no_restart=True)
 
 
-def who_is_there(actors: Sequence[Any], wait_s: float) -> list[bool]:
+def which_answer(actors: Sequence[Any], wait_s: float) -> list[bool]:
     """Which actors answer a ping within `wait_s`."""
     pings = [actor.ping.remote() for actor in actors]
     ray.wait(pings, num_returns=len(pings), timeout=wait_s)

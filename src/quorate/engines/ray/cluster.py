@@ -1,66 +1,31 @@
-"""A Ray cluster that was joined or started: its nodes, their resources, and which nodes are about to leave."""
+"""A connected Ray cluster: its nodes, which of them leave, and the checks that a run fits on them."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
-import re
 import select
 import socket
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quorate.engines.ray import security
-from quorate.engines.ray.connection import (
-    Session,
-    end_connection,
-    first_line,
-    loopback_only,
-    prints_to_stderr,
-    reach,
-    restore_variables,
-    untouched_signals,
-)
+from quorate.engines.ray.session import Session, end_connection, restore_variables
+from quorate.engines.ray.task_transfer import VERSION, installed
 from quorate.errors import BadInput, ClusterLost, install_line
 
-_ANSWER_S = 2.0
 INSTALL = install_line("ray")
-
-
-def checked_environment(runtime_env: dict[str, Any] | None, working_dir: str | None) -> dict[str, Any]:
-    """Ray's runtime_env including the working folder; BadInput for mistakes that Ray would only find later."""
-    if runtime_env is not None and not isinstance(runtime_env, dict):
-        raise BadInput(f"runtime_env is a {type(runtime_env).__name__}, but it must be a dict as Ray takes it")
-    environment = dict(runtime_env or {})
-    if working_dir is not None:
-        if environment.get("working_dir") not in (None, working_dir):
-            raise BadInput("both working_dir and runtime_env['working_dir'] are given; give one of them")
-        environment["working_dir"] = working_dir
-    if environment.get("working_dir") is not None:
-        _check_working_dir(str(environment["working_dir"]))
-    from ray.runtime_env import RuntimeEnv
-
-    try:
-        RuntimeEnv(**environment)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"runtime_env is not one that Ray takes: {error}") from error
-    return environment
-
-
-def _check_working_dir(folder: str) -> None:
-    path = Path(folder)
-    if "://" in folder or (path.suffix == ".zip" and path.is_file()):  # a URL is an archive that every node can load
-        return
-    if not path.exists():
-        raise BadInput(f"working_dir is {folder!r}, but there is no such folder; give the one with the task's files")
-    if not path.is_dir():
-        raise BadInput(f"working_dir is {folder!r}, which is a file; give the folder that holds it")
+_PORT_ANSWERS_S = 2.0
+_POLL_S = 0.25
+#: Minimum wait if the cluster is large enough: Ray frees the resources of an earlier run a moment after its end.
+_SETTLING_S = 5.0
+_ROUNDING = 1e-6  # Ray counts in units of 1/10,000, and sums of such fractions are not exact
+#: A node that does not answer in time is probably still starting; its workers will report missing software.
+_SOFTWARE_ANSWER_S = 30.0
 
 
 class Demand(NamedTuple):
@@ -99,11 +64,6 @@ class Cluster:
         self._open = True
         self.driver_node: str = ray.get_runtime_context().get_node_id()
         self._raylet = _open_raylet()
-
-    @property
-    def started_here(self) -> bool:
-        """Whether this process started the cluster; `close` then stops it."""
-        return self._session is not None
 
     def nodes(self) -> list[Node]:
         """The live nodes."""
@@ -147,7 +107,7 @@ class Cluster:
             if described["NodeID"] == node and described["Alive"]:
                 port = described["NodeManagerAddress"], described["NodeManagerPort"]
                 try:
-                    with socket.create_connection(port, timeout=_ANSWER_S):
+                    with socket.create_connection(port, timeout=_PORT_ANSWERS_S):
                         return True
                 except OSError:
                     return False
@@ -192,135 +152,159 @@ def _open_raylet() -> int | None:
     return None
 
 
-# ---------------------------------------------------------------- connecting
+# ---------------------------------------------------------------- room for workers
 
 
-def connect(
-    *,
-    address: str | None,
-    workers: int,
-    demand: Demand,
-    runtime_env: dict[str, Any] | None = None,
-    working_dir: str | None = None,
-    extra: Mapping[str, float] | None = None,
-) -> Cluster:
-    """The cluster at an address, the one this process is connected to, or one started here for this run.
+def check_room(
+    cluster: Cluster, demand: Demand, workers: int, needed: int, wait_s: float, stopped: Callable[[], bool]
+) -> int:
+    """The number of workers that fit now; BadInput if fewer than `needed` fit after `wait_s`.
 
-    extra: resources of a cluster started here in addition to the workers' demand, by Ray's names (for shards).
+    Returns early, with the number that fits, as soon as `stopped` returns true.
     """
-    variables = dict(os.environ)
-    ray = ray_module()
-    environment = checked_environment(runtime_env, working_dir)
-    if ray.is_initialized():
-        return _already_connected(address, environment)
-    settings: dict[str, Any] = {
-        "runtime_env": environment or None,
-        "configure_logging": False,
-        "logging_level": logging.ERROR,
-        "log_to_driver": True,
-    }
-    from_environment = address is None
-    if address is None:
-        address = os.environ.get("RAY_ADDRESS") or "local"  # the variable is also set inside a Ray job
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    began = time.monotonic()
+    asking = False
     try:
-        if address == "local":
-            cluster = _started(workers, demand, extra or {}, settings)
-        else:
-            cluster = _connected(address, settings)
-    except BaseException as error:
-        restore_variables(variables)
-        if from_environment and address != "local" and isinstance(error, BadInput):
-            raise BadInput(f"{error} (this address is from RAY_ADDRESS)") from error
-        raise
-    cluster.variables_before = variables
-    return cluster
+        while True:
+            nodes = [node for node in cluster.nodes() if node.draining_by_s is None]
+            free = _free(nodes)
+            fits = sum(_fitting(demand, free[node.id], workers) for node in nodes)
+            if fits >= needed or stopped():
+                return min(workers, fits)
+            waited_s = time.monotonic() - began
+            possible = sum(_fitting(demand, node.resources, workers) for node in nodes) >= needed
+            if waited_s >= max(wait_s, _SETTLING_S if possible else 0.0):
+                raise _too_small(demand, needed, fits, nodes, free, wait_s)
+            if wait_s > 0 and not asking:
+                asking = True
+                _ask_autoscaler([demand.as_resources()] * workers)
+            time.sleep(_POLL_S)
+    finally:
+        if asking:
+            _ask_autoscaler([])
 
 
-def ray_module() -> Any:
-    """Import Ray; BadInput with the install line if it is missing."""
-    try:
-        import ray
-    except ImportError as error:
-        if error.name != "ray":
-            raise BadInput(f"Ray cannot be imported: {error}; install it again with: {INSTALL}") from error
-        raise BadInput(f"the Ray engine needs Ray, which is not installed: {INSTALL}") from None
-    return ray
+def _fitting(demand: Demand, free: dict[str, float], most: int) -> int:
+    """How many workers fit into the resources of one node."""
+    rooms = [free.get(name, 0.0) / amount for name, amount in demand.as_resources().items()]
+    return min([most, *(int(room + _ROUNDING) for room in rooms)])
 
 
-def _already_connected(address: str | None, environment: dict[str, Any]) -> Cluster:
-    """Use the connection that the user's script made with ray.init."""
+def _free(nodes: list[Node]) -> dict[str, dict[str, float]]:
+    """The free resources of each node."""
     import ray
 
-    if ray.util.client.ray.is_connected():
-        raise BadInput(
-            "this process is connected through Ray's client protocol (ray://), through which workers cannot share "
-            "memory with the run; submit it with `ray job submit`, or connect on a node of the cluster"
-        )
-    connected_to = ray.get_runtime_context().gcs_address
-    if address not in (None, "auto", "local", connected_to):
-        raise BadInput(f"address is {address!r}, but this process is connected to Ray at {connected_to}; leave it away")
-    if environment:
-        raise BadInput(
-            "runtime_env and working_dir cannot be set any more, since this process has called ray.init already; "
-            "give them there: ray.init(runtime_env={'working_dir': …})"
-        )
-    return Cluster(None, connected_here=False)
-
-
-def _started(workers: int, demand: Demand, extra: Mapping[str, float], settings: dict[str, Any]) -> Cluster:
-    """Start Ray on this machine with room for the run. It may have more CPUs than cores, as in the local engine."""
-    session = Session()
-    names = demand.resources.keys() | (extra.keys() - {"CPU", "GPU"})
-    resources = {name: demand.resources.get(name, 0.0) * workers + extra.get(name, 0.0) for name in names}
-    cpus = demand.cpus * workers + extra.get("CPU", 0.0)
     try:
-        with _explained_errors():
-            session.start(cpus=cpus, resources=resources, **settings)
-        prints_to_stderr()
-        return Cluster(session, connected_here=True)
-    except BaseException:
-        session.close()
-        raise
+        from ray._private.state import available_resources_per_node
+
+        free: dict[str, dict[str, float]] = available_resources_per_node()
+        return {node.id: free.get(node.id, {}) for node in nodes}
+    except (ImportError, AttributeError):  # this Ray reports only the sum over all nodes
+        left: dict[str, float] = dict(ray.available_resources())
+        shared = {}
+        for node in nodes:
+            shared[node.id] = {name: min(amount, left.get(name, 0.0)) for name, amount in node.resources.items()}
+            left = {name: amount - shared[node.id].get(name, 0.0) for name, amount in left.items()}
+        return shared
 
 
-def _connected(address: str, settings: dict[str, Any]) -> Cluster:
+def _ask_autoscaler(bundles: list[dict[str, float]]) -> None:
+    """Ask the cluster's autoscaler, if there is one, for room for these bundles; none withdraws the request."""
+    from ray.autoscaler.sdk import request_resources
+
+    with contextlib.suppress(Exception):
+        request_resources(bundles=bundles)
+
+
+def _too_small(
+    demand: Demand, needed: int, fits: int, nodes: list[Node], free: dict[str, dict[str, float]], wait_s: float
+) -> BadInput:
+    asked = " and ".join(_amount(name, amount) for name, amount in demand.as_resources().items()) or "nothing"
+    there = []
+    for name in demand.as_resources():
+        total = sum(node.resources.get(name, 0.0) for node in nodes)
+        left = sum(resources.get(name, 0.0) for resources in free.values())
+        there.append(f"{_number(left)} of {_amount(name, total)} free")
+    where = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+    after = f" after {wait_s:g} s of waiting" if wait_s else ""
+    remedy = "wait longer" if wait_s else "wait for nodes with wait_s= (--wait SECONDS)"
+    return BadInput(
+        f"the quorum needs {needed} workers of {asked} each, but the Ray cluster has room for {fits}{after}: "
+        f"{', '.join(there) or 'no resources'} on {where}; take fewer workers, ask less for each (cpus=, gpus=, "
+        f"resources=), or {remedy}"
+    )
+
+
+def _amount(name: str, amount: float) -> str:
+    if name in ("CPU", "GPU"):
+        return f"{_number(amount)} {name}{'' if amount == 1 else 's'}"
+    return f"{_number(amount)} {name!r}"
+
+
+def _number(amount: float) -> str:
+    return f"{amount:.4f}".rstrip("0").rstrip(".") or "0"
+
+
+# ---------------------------------------------------------------- object store
+
+
+def check_object_store(cluster: Cluster, needed_bytes: int, what: str) -> None:
+    """BadInput if a node's object store is too small for the run's objects (`what` names them in the sentence)."""
+    for node in cluster.nodes():
+        if node.object_store_bytes < needed_bytes:
+            raise BadInput(
+                f"{what} take {_megabytes(needed_bytes)} of a node's object store, but that of node {node.address} "
+                f"has {_megabytes(node.object_store_bytes)}; start Ray there with "
+                f"--object-store-memory={needed_bytes} or more, or take a smaller model or more shards"
+            )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB" if size < 10e9 else f"{size / 1e9:,.1f} GB"
+
+
+# ---------------------------------------------------------------- software
+
+
+def check_software(cluster: Cluster) -> None:
+    """BadInput if another node lacks quorate or torch, or has another quorate version."""
     import ray
+    from ray import cloudpickle
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    found = reach(address)
-    places = security.reachable_places(found.address, found.nodes, found.dashboard)
-    security.warn_if_open(places, found.takes_anyone)
+    others = [node for node in cluster.nodes() if node.id != cluster.driver_node and node.draining_by_s is None]
+    if not others:
+        return
+    # `installed` is sent with its code, because a node without quorate could not import it by name.
+    module = sys.modules[installed.__module__]
+    cloudpickle.register_pickle_by_value(module)
     try:
-        with _explained_errors(), loopback_only(found.on_loopback), untouched_signals():
-            ray.init(address=found.address, **settings)
-        prints_to_stderr()
-        return Cluster(None, connected_here=True)
-    except BaseException:
-        end_connection()
-        raise
+        task = ray.remote(num_cpus=0, max_retries=0)(installed)
+        answers = {}
+        for node in others:
+            only_there = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+            answers[task.options(scheduling_strategy=only_there, name="quorate:installed").remote()] = node.address
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    ready, late = ray.wait(list(answers), num_returns=len(answers), timeout=_SOFTWARE_ANSWER_S)
+    for reference in late:
+        ray.cancel(reference, force=True)
+    for reference in ready:
+        try:
+            found = ray.get(reference)
+        except ray.exceptions.RayError:
+            continue  # the node has left; nodes leave all the time, and the run handles it
+        check_installed(answers[reference], found)
 
 
-@contextmanager
-def _explained_errors() -> Iterator[None]:
-    """Turn errors of ray.init into BadInput with a remedy."""
-    try:
-        yield
-    except BadInput:
-        raise
-    except Exception as error:
-        text, said = str(error), first_line(error)
-        if "Failed to merge the Job" in text:
-            raise BadInput(
-                "the run and the Ray job it runs in both name a runtime_env or working_dir; give it once, to "
-                "`ray job submit`"
-            ) from error
-        size = re.search(r"\(([^()]*)\) exceeds the maximum size of (\S+)\.", text)
-        if size is not None:
-            raise BadInput(
-                f"the working_dir has {size[1]}, and Ray sends at most {size[2]} to the nodes; keep large files out of "
-                f"it (runtime_env={{'excludes': […]}}, a .gitignore), or put them where every node reads them"
-            ) from error
-        if type(error).__name__ == "RuntimeEnvSetupError":
-            why = text.partition("\n")[2].partition("\n")[0].strip() or said
-            raise BadInput(f"the nodes cannot make the runtime_env: {why}") from error
-        raise BadInput(f"Ray could not be reached: {said}; `ray status` shows the cluster's state") from error
+def check_installed(address: str, found: dict[str, Any]) -> None:
+    if found["quorate"] is None or not found["torch"]:
+        lacking = "quorate" if found["quorate"] is None else "torch"
+        raise BadInput(
+            f"node {address} does not have {lacking}; install the run's quorate {VERSION} on every node with {INSTALL}"
+        )
+    if found["quorate"] != VERSION:
+        raise BadInput(
+            f"node {address} has quorate {found['quorate']}, but the run is of quorate {VERSION}; install the same on "
+            f"every node with {INSTALL}"
+        )

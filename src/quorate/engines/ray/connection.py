@@ -1,40 +1,208 @@
-"""Connects to a Ray cluster by its address, or starts one on this machine for one run."""
+"""Connects a run to a Ray cluster: at an address, the one the script has joined already, or one started here."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import inspect
-import io
 import json
 import logging
-import math
 import os
 import re
-import shutil
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import threading
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quorate.engines.ray import security
+from quorate.engines.ray.cluster import INSTALL, Cluster, Demand
 from quorate.engines.ray.security import is_here, is_loopback
+from quorate.engines.ray.session import (
+    Session,
+    end_connection,
+    first_line,
+    loopback_only,
+    prints_to_stderr,
+    restore_variables,
+    untouched_signals,
+)
 from quorate.errors import BadInput
 
 ANSWER_WITHIN_S = 10.0
-SAY_WITHIN_S = 20.0  # time for the probe process to start, import Ray and ask
-_PROBE = Path(__file__).with_name("cluster_probe.py")
+SAY_WITHIN_S = 20.0  # time for the process of `_probe` to start, import Ray and ask
+
+
+def connect(
+    *,
+    address: str | None,
+    workers: int,
+    demand: Demand,
+    runtime_env: dict[str, Any] | None = None,
+    working_dir: str | None = None,
+    extra: Mapping[str, float] | None = None,
+) -> Cluster:
+    """The cluster at an address, the one this process is connected to, or one started here for this run.
+
+    extra: resources of a cluster started here in addition to the workers' demand, by Ray's names (for shards).
+    """
+    variables = dict(os.environ)
+    ray = ray_module()
+    environment = checked_environment(runtime_env, working_dir)
+    if ray.is_initialized():
+        return _already_connected(address, environment)
+    settings: dict[str, Any] = {
+        "runtime_env": environment or None,
+        "configure_logging": False,
+        "logging_level": logging.ERROR,
+        "log_to_driver": True,
+    }
+    from_environment = address is None
+    if address is None:
+        address = os.environ.get("RAY_ADDRESS") or "local"  # the variable is also set inside a Ray job
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        if address == "local":
+            cluster = _started(workers, demand, extra or {}, settings)
+        else:
+            cluster = _connected(address, settings)
+    except BaseException as error:
+        restore_variables(variables)
+        if from_environment and address != "local" and isinstance(error, BadInput):
+            raise BadInput(f"{error} (this address is from RAY_ADDRESS)") from error
+        raise
+    cluster.variables_before = variables
+    return cluster
+
+
+def ray_module() -> Any:
+    """Import Ray; BadInput with the install line if it is missing."""
+    try:
+        import ray
+    except ImportError as error:
+        if error.name != "ray":
+            raise BadInput(f"Ray cannot be imported: {error}; install it again with: {INSTALL}") from error
+        raise BadInput(f"the Ray engine needs Ray, which is not installed: {INSTALL}") from None
+    return ray
+
+
+def _already_connected(address: str | None, environment: dict[str, Any]) -> Cluster:
+    """Use the connection that the user's script made with ray.init."""
+    import ray
+
+    if ray.util.client.ray.is_connected():
+        raise BadInput(
+            "this process is connected through Ray's client protocol (ray://), through which workers cannot share "
+            "memory with the run; submit it with `ray job submit`, or connect on a node of the cluster"
+        )
+    connected_to = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", "local", connected_to):
+        raise BadInput(f"address is {address!r}, but this process is connected to Ray at {connected_to}; leave it away")
+    if environment:
+        raise BadInput(
+            "runtime_env and working_dir cannot be set any more, since this process has called ray.init already; "
+            "give them there: ray.init(runtime_env={'working_dir': …})"
+        )
+    return Cluster(None, connected_here=False)
+
+
+def _started(workers: int, demand: Demand, extra: Mapping[str, float], settings: dict[str, Any]) -> Cluster:
+    """Start Ray on this machine with room for the run. It may have more CPUs than cores, as in the local engine."""
+    session = Session()
+    names = demand.resources.keys() | (extra.keys() - {"CPU", "GPU"})
+    resources = {name: demand.resources.get(name, 0.0) * workers + extra.get(name, 0.0) for name in names}
+    cpus = demand.cpus * workers + extra.get("CPU", 0.0)
+    try:
+        with _explained_errors():
+            session.start(cpus=cpus, resources=resources, **settings)
+        prints_to_stderr()
+        return Cluster(session, connected_here=True)
+    except BaseException:
+        session.close()
+        raise
+
+
+def _connected(address: str, settings: dict[str, Any]) -> Cluster:
+    import ray
+
+    found = reach(address)
+    places = security.reachable_places(found.address, found.nodes, found.dashboard)
+    security.warn_if_open(places, found.takes_anyone)
+    try:
+        with _explained_errors(), loopback_only(found.on_loopback), untouched_signals():
+            ray.init(address=found.address, **settings)
+        prints_to_stderr()
+        return Cluster(None, connected_here=True)
+    except BaseException:
+        end_connection()
+        raise
+
+
+@contextmanager
+def _explained_errors() -> Iterator[None]:
+    """Turn errors of ray.init into BadInput with a remedy."""
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:
+        text, said = str(error), first_line(error)
+        if "Failed to merge the Job" in text:
+            raise BadInput(
+                "the run and the Ray job it runs in both name a runtime_env or working_dir; give it once, to "
+                "`ray job submit`"
+            ) from error
+        size = re.search(r"\(([^()]*)\) exceeds the maximum size of (\S+)\.", text)
+        if size is not None:
+            raise BadInput(
+                f"the working_dir has {size[1]}, and Ray sends at most {size[2]} to the nodes; keep large files out of "
+                f"it (runtime_env={{'excludes': […]}}, a .gitignore), or put them where every node reads them"
+            ) from error
+        if type(error).__name__ == "RuntimeEnvSetupError":
+            why = text.partition("\n")[2].partition("\n")[0].strip() or said
+            raise BadInput(f"the nodes cannot make the runtime_env: {why}") from error
+        raise BadInput(f"Ray could not be reached: {said}; `ray status` shows the cluster's state") from error
+
+
+# ---------------------------------------------------------------- the runtime environment
+
+
+def checked_environment(runtime_env: dict[str, Any] | None, working_dir: str | None) -> dict[str, Any]:
+    """Ray's runtime_env including the working folder; BadInput for mistakes that Ray would only find later."""
+    if runtime_env is not None and not isinstance(runtime_env, dict):
+        raise BadInput(f"runtime_env is a {type(runtime_env).__name__}, but it must be a dict as Ray takes it")
+    environment = dict(runtime_env or {})
+    if working_dir is not None:
+        if environment.get("working_dir") not in (None, working_dir):
+            raise BadInput("both working_dir and runtime_env['working_dir'] are given; give one of them")
+        environment["working_dir"] = working_dir
+    if environment.get("working_dir") is not None:
+        _check_working_dir(str(environment["working_dir"]))
+    from ray.runtime_env import RuntimeEnv
+
+    try:
+        RuntimeEnv(**environment)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"runtime_env is not one that Ray takes: {error}") from error
+    return environment
+
+
+def _check_working_dir(folder: str) -> None:
+    path = Path(folder)
+    if "://" in folder or (path.suffix == ".zip" and path.is_file()):  # a URL is an archive that every node can load
+        return
+    if not path.exists():
+        raise BadInput(f"working_dir is {folder!r}, but there is no such folder; give the one with the task's files")
+    if not path.is_dir():
+        raise BadInput(f"working_dir is {folder!r}, which is a file; give the folder that holds it")
+
+
+# ---------------------------------------------------------------- a cluster at an address
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCluster:
     """A cluster that answered."""
 
     address: str
@@ -44,7 +212,7 @@ class Found:
     on_loopback: bool
 
 
-def reach(address: str) -> Found:
+def reach(address: str) -> FoundCluster:
     """Find the cluster at `host:port` or `auto`; BadInput if this process cannot run on it."""
     address = _resolved(address)
     _check_answer(address)
@@ -61,7 +229,7 @@ def reach(address: str) -> Found:
             f"node with `ray start --address={address}`"
         )
     heads = [node["address"] for node in nodes if node["is_head"]]
-    return Found(
+    return FoundCluster(
         address=address,
         takes_anyone=reply["takes_anyone"],
         nodes=tuple(node["address"] for node in nodes),
@@ -124,9 +292,14 @@ def _check_answer(address: str) -> None:
 
 
 def _probe(address: str) -> dict[str, Any]:
-    """Versions and nodes of the cluster, from the probe process."""
+    """Versions and nodes of the cluster.
+
+    A separate process asks, because Ray's client waits 40 s for a server that is not Ray and cannot be interrupted; a
+    process can be killed. It gets only the source of one function: importing quorate would take seconds.
+    """
+    source = f"from __future__ import annotations\n{inspect.getsource(_print_description)}"
     try:
-        command = [sys.executable, str(_PROBE), address]
+        command = [sys.executable, "-P", "-c", f"{source}\n_print_description({address!r})"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SAY_WITHIN_S, check=False)
         reply: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (subprocess.TimeoutExpired, IndexError, ValueError):
@@ -145,6 +318,58 @@ def _probe(address: str) -> dict[str, Any]:
     return reply
 
 
+def _print_description(address: str) -> None:
+    """Print versions and nodes of a cluster as one line of JSON. Runs in a process of its own; see `_probe`.
+
+    The first request has no token, which shows whether the cluster requires one.
+    """
+    import json
+    import os
+    import sys
+
+    from ray._raylet import Config, GcsClient
+
+    timeout_s = 5.0  # for each request
+    try:
+        mode = os.environ.get("RAY_AUTH_MODE")
+        os.environ["RAY_AUTH_MODE"] = "disabled"
+        Config.initialize("")
+        takes_anyone = True
+        try:
+            client = GcsClient(address=address)
+        except Exception as error:
+            if type(error).__name__ != "AuthenticationError":
+                raise
+            takes_anyone = False
+            del os.environ["RAY_AUTH_MODE"]
+            if mode is not None:
+                os.environ["RAY_AUTH_MODE"] = mode
+            Config.initialize("")
+            client = GcsClient(address=address)
+        versions = json.loads(client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=timeout_s))
+        dashboard = client.internal_kv_get(b"dashboard", namespace=b"dashboard", timeout=timeout_s)
+        found = {
+            "takes_anyone": takes_anyone,
+            "ray": versions["ray_version"],
+            "python": versions["python_version"],
+            "dashboard": dashboard.decode() if dashboard else "",
+            "nodes": [
+                {
+                    "address": info.node_manager_address,
+                    "socket": info.raylet_socket_name,
+                    "is_head": bool(info.is_head_node),
+                }
+                for info in client.get_all_node_info(timeout=timeout_s).values()
+                if info.state == 0  # alive
+            ],
+        }
+    except Exception as error:
+        found = {"error": type(error).__name__, "text": str(error)}
+    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # a normal exit would wait for Ray's threads, which may still wait for a reply
+
+
 def _check_versions(address: str, ray_there: str, python_there: str) -> None:
     import ray
 
@@ -158,226 +383,3 @@ def _check_versions(address: str, ray_there: str, python_there: str) -> None:
         f"{ray.__version__} and Python {python_here}, but both must be the same; run with the cluster's own "
         f"environment, or install its versions here (pip install ray=={ray_there})"
     )
-
-
-# ---------------------------------------------------------------- lines that workers print
-
-
-_RAY_HANDLER = "ray_print_logs"  # the name of Ray's own handler
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-#: Not shown: Ray adds 800 characters of advice for each process that ends, and the run reports its losses itself.
-_DIED = "A worker died or was killed while executing a task by an unexpected system error"
-
-
-def prints_to_stderr() -> None:
-    """Send the lines of workers to standard error until the connection ends, in colour only in a terminal."""
-    with contextlib.suppress(ImportError, AttributeError):  # another Ray version may not have this dispatcher
-        from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
-
-        dispatcher.remove_handler(_RAY_HANDLER)
-        dispatcher.add_handler(_RAY_HANDLER, _print)  # under Ray's name, so that Ray's shutdown removes it
-
-
-def _print(data: dict[str, Any]) -> None:
-    from ray._private.ray_logging import stderr_deduplicator
-
-    if data.get("pid") == "raylet":
-        data = {**data, "lines": [line for line in data["lines"] if not line.startswith(_DIED)]}
-    for batch in [data] if data.get("pid") == "autoscaler" else stderr_deduplicator.deduplicate(data):
-        _write(batch)
-
-
-def _write(batch: dict[str, Any]) -> None:
-    from ray._private.worker import print_worker_logs
-
-    text = io.StringIO()
-    print_worker_logs(batch, text)
-    sys.stderr.write(text.getvalue() if sys.stderr.isatty() else _COLOUR.sub("", text.getvalue()))
-    sys.stderr.flush()
-
-
-# ---------------------------------------------------------------- a cluster started here
-
-
-#: Size of the object store of a cluster started here; it takes memory only as objects fill it.
-OBJECT_STORE_BYTES = 1_000_000_000
-_LEAST_STORE_BYTES = 80_000_000  # Ray's minimum
-_FOLDER = "quorate-ray-"
-_LOCK = "in-use"
-_ENDING_S = 10.0
-# Ray puts sockets into the folder. The path of a socket has at most 107 bytes, of which Ray's part takes this many.
-_ROOM_FOR_SOCKETS = len("/session_2026-01-01_00-00-00_000000_4000000/sockets/plasma_store")
-_LONGEST_SOCKET = 107
-
-
-class Session:
-    """Folder and processes of a Ray cluster that this process started."""
-
-    def __init__(self) -> None:
-        _remove_abandoned()
-        self.folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=_short_folder()))
-        self._lock = (self.folder / _LOCK).open("w")  # locked while this process lives: see _remove_abandoned
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def start(self, *, cpus: float, resources: dict[str, float], **settings: Any) -> None:
-        """Start Ray and connect to it."""
-        import ray
-
-        with security.fresh_token(), loopback_only(True), untouched_signals():
-            try:
-                ray.init(
-                    address="local",
-                    num_cpus=max(1, math.ceil(cpus)),
-                    resources=resources,
-                    object_store_memory=_store_bytes(),
-                    include_dashboard=False,
-                    _temp_dir=str(self.folder),
-                    **settings,
-                )
-            except (OSError, RuntimeError) as error:
-                raise BadInput(
-                    f"Ray could not be started on this machine: {first_line(error)}; `ray start --head` shows more, "
-                    f"and --address auto uses what it starts"
-                ) from error
-        _warn_if_not_on_loopback()
-
-    def close(self) -> None:
-        """Stop every process and remove every file."""
-        try:
-            end_connection()
-        finally:
-            security.forget_token()
-            self._lock.close()
-            _remove(self.folder)
-
-
-def end_connection() -> None:
-    """Close this process's connection to Ray and stop the processes that `ray.init` started."""
-    import ray
-
-    with contextlib.suppress(ImportError, AttributeError):
-        from ray._private.ray_logging import stderr_deduplicator
-
-        for batch in stderr_deduplicator.flush():  # Ray holds back repeated lines for a while, to count them
-            _write(batch)
-    known = inspect.signature(ray.shutdown).parameters
-    with untouched_signals():
-        if "wait_for_processes" in known:
-            ray.shutdown(wait_for_processes=True)
-        else:
-            from ray._private import worker
-
-            # An older Ray stops its processes without waiting for their end.
-            groups = getattr(getattr(worker, "_global_node", None), "all_processes", {}).values()
-            started = [info.process for group in groups for info in group]
-            ray.shutdown()
-            for process in started:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_ENDING_S)
-
-
-@contextlib.contextmanager
-def loopback_only(wanted: bool) -> Iterator[None]:
-    """Inside, Ray gives this machine's node the address 127.0.0.1 and listens only there.
-
-    `_node_ip_address="127.0.0.1"` does not work: Ray replaces it by the machine's outer address and listens on every
-    interface. Ray uses loopback on macOS and Windows; the switch set here makes it do so on Linux (seen in Ray 2.60).
-    """
-    from ray._private import ray_constants
-
-    before = getattr(ray_constants, "ENABLE_RAY_CLUSTER", True)
-    if wanted:
-        ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextlib.contextmanager
-def untouched_signals() -> Iterator[None]:
-    """Inside, Ray cannot replace our SIGTERM handler, which writes a last checkpoint; Ray's would exit at once.
-
-    Ray's C++ part also installs a handler, below Python's. It prints a stack, calls ours, and aborts the process 3 s
-    later.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    from ray._private import utils
-
-    set_theirs = getattr(utils, "set_sigterm_handler", None)
-    before = signal.getsignal(signal.SIGTERM)
-    alarms, _ = signal.getitimer(signal.ITIMER_REAL)
-    utils.set_sigterm_handler = lambda _: None  # restoring ours later would miss a signal while Ray starts
-    try:
-        yield
-    finally:
-        if set_theirs is not None:
-            utils.set_sigterm_handler = set_theirs
-        current = signal.getsignal(signal.SIGTERM)  # differs from `before` if a signal came meanwhile
-        if getattr(current, "__module__", None) is not None and current.__module__.startswith("ray."):
-            current = before  # another Ray version sets its handler in another way
-        if current is not None:
-            signal.signal(signal.SIGTERM, current)  # also replaces the handler of the C++ part
-        if not alarms:
-            signal.alarm(0)  # cancels the abort, if a signal came meanwhile
-
-
-def restore_variables(before: dict[str, str]) -> None:
-    """Remove the variables that Ray has set since."""
-    for name in os.environ.keys() - before.keys():
-        if name.startswith("RAY_") or name == "PYTHONBREAKPOINT":
-            del os.environ[name]
-
-
-def first_line(error: BaseException) -> str:
-    """First line of an error's text, or its type if there is no text."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip().rstrip(".")
-
-
-def _store_bytes() -> int:
-    """Size of the object store: small enough for the /dev/shm of a small container."""
-    room = OBJECT_STORE_BYTES
-    with contextlib.suppress(OSError):
-        shared_memory = os.statvfs("/dev/shm")
-        room = int(0.8 * shared_memory.f_bavail * shared_memory.f_frsize)
-    return max(min(OBJECT_STORE_BYTES, room), _LEAST_STORE_BYTES)
-
-
-def _warn_if_not_on_loopback() -> None:
-    """Warn if an unknown Ray version listens on other addresses; then only the token protects the cluster."""
-    import ray
-
-    here = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
-    if not all(security.is_loopback(address) for address in here):
-        warnings.warn(
-            f"Ray {ray.__version__} listens on {', '.join(here)} instead of loopback alone; its token still guards it",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-
-def _short_folder() -> str:
-    """Parent of the session folder: the usual one for temporary files, unless socket paths in it would be too long."""
-    usual = tempfile.gettempdir()
-    longest = len(usual) + len(f"/{_FOLDER}12345678") + _ROOM_FOR_SOCKETS
-    return usual if longest <= _LONGEST_SOCKET else "/tmp"
-
-
-def _remove_abandoned() -> None:
-    """Remove the folders of killed runs: no process holds their lock any more."""
-    for folder in Path(_short_folder()).glob(f"{_FOLDER}*"):
-        with contextlib.suppress(OSError), (folder / _LOCK).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder. Retries, because processes that are ending may still write to their logs."""
-    for _ in range(20):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        threading.Event().wait(0.05)
-    logging.getLogger(__name__).warning("%s could not be removed", folder)

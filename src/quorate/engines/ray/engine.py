@@ -108,7 +108,7 @@ class Ray(LiveEngine):
         if not sys.platform.startswith("linux"):
             raise BadInput("the Ray engine needs Linux (memfd, /proc); elsewhere use the simulated engine")
         self._check_job(job)
-        from quorate.engines.ray.cluster import ray_module
+        from quorate.engines.ray.connection import ray_module
 
         ray_module()
         from quorate.engines.ray.run import RayRun

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quorate.checkpoint import CheckpointFolder, save_or_explain
-from quorate.engines.ray.task_transfer import explained, unship
+from quorate.engines.ray.task_transfer import explained, unpack_task
 from quorate.engines.ray.transport import ActorConfig, Cut, Segment, as_tensor, read_blocks, unpack_state
 from quorate.engines.shared.compute import Computer, TensorPlace
 from quorate.errors import WorkerFailed
@@ -40,11 +40,11 @@ class Evaluator:
         self._segments: list[Segment | None] = []
 
     def __repr__(self) -> str:
-        return "keeper"  # Ray's prefix of the lines that this actor prints
+        return "evaluator"  # Ray's prefix of the lines that this actor prints
 
     def describe(self) -> list[int]:
         """Load the task; the bytes of each trained tensor."""
-        self._task = unship(self._payload)
+        self._task = unpack_task(self._payload)
         with explained(self._task.name):
             model = self._task.model(self._config.seed, torch.device("cpu"))
         return [one.numel() * one.element_size() for one in model.parameters() if one.requires_grad]

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from quorate.checkpoint import CheckpointFolder
 from quorate.engines.base import Job
-from quorate.engines.ray.actors import Actors, ask, ask_all, end, original, who_is_there
-from quorate.engines.ray.cluster import Demand, connect
-from quorate.engines.ray.connection import first_line
-from quorate.engines.ray.preflight import check_object_store, check_room, check_software
+from quorate.engines.ray.actors import Actors, ask, ask_all, end, original, which_answer
+from quorate.engines.ray.cluster import Demand, check_object_store, check_room, check_software
+from quorate.engines.ray.connection import connect
 from quorate.engines.ray.security import changed_environment
+from quorate.engines.ray.session import first_line
 from quorate.engines.ray.shard import cut
-from quorate.engines.ray.task_transfer import ship
+from quorate.engines.ray.task_transfer import pack_task
 from quorate.engines.ray.transport import ActorConfig, Cut, pack_state
 from quorate.engines.ray.versions import RayVersions, RoomForBlocks, Version
 from quorate.engines.ray.workers import RayWorkers
@@ -82,7 +82,7 @@ class RayRun:
             look_through=finds_nan_early(job.policy),
             argv=tuple(sys.argv),
         )
-        self._actors = Actors(self._cluster, ray.put(ship(job.task)), config, demand, engine.shard_resources)
+        self._actors = Actors(self._cluster, ray.put(pack_task(job.task)), config, demand, engine.shard_resources)
         to_close.callback(self._end_actors)
         # All actors are created now, so that they load torch and the task in parallel.
         self._evaluator, self._evaluator_hangs = self._actors.evaluator(), False
@@ -209,20 +209,20 @@ class RayRun:
         """Call the evaluator. It has no state of its own, so a lost one is simply replaced."""
         for last_try in (False, True):
             try:
-                return ask("the keeper", lambda: call(self._evaluator))
+                return ask("the evaluator", lambda: call(self._evaluator))
             except LearnerLost as error:
                 if self._shard_is_gone():
                     raise
                 if last_try:
-                    raise QuorateError(f"the keeper of the run ends again and again: {error}") from error
+                    raise QuorateError(f"the evaluator ends again and again: {error}") from error
                 self._replace_evaluator()
         raise AssertionError
 
     def _replace_evaluator(self) -> None:
         self._evaluator, self._evaluator_hangs = self._actors.evaluator(), False
         # Not _wait_for, which gives up when the run is stopped: the last checkpoint needs the evaluator.
-        ask("the keeper", self._evaluator.describe.remote)
-        self._evaluator_shares = ask("the keeper", lambda: self._evaluator.begin.remote(self.cut))
+        ask("the evaluator", self._evaluator.describe.remote)
+        self._evaluator_shares = ask("the evaluator", lambda: self._evaluator.begin.remote(self.cut))
 
     def _working_evaluator(self) -> Any:
         if self._evaluator_hangs:
@@ -345,7 +345,7 @@ class RayRun:
         segments = list(self.cut.segments)
         changed = False
         stays = [one.node not in leaving and self._cluster.answers(one.node) for one in segments]
-        answers = iter(who_is_there([shard for shard, stay in zip(self._shards, stays, strict=True) if stay], _PING_S))
+        answers = iter(which_answer([shard for shard, stay in zip(self._shards, stays, strict=True) if stay], _PING_S))
         for number, shard in enumerate(self._shards):
             if stays[number] and next(answers):
                 continue
@@ -362,10 +362,6 @@ class RayRun:
             self._evaluator_shares = self._ask_evaluator(lambda evaluator: evaluator.attach.remote(self.cut))
         self.updater.shard_lives = [shard.live.remote() for shard in self._shards]
         self.workers.move_to(self.cut)
-
-    def processes(self) -> dict[int, int]:
-        """The pid of each ready worker on its node; for tests."""
-        return {record.number: record.ready.pid for record in self.workers.records if record.ready is not None}
 
 
 def _unless_bad(answer: Any) -> Any:

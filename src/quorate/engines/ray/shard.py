@@ -14,8 +14,8 @@ import ray
 import torch
 from torch import nn
 
-from quorate.checkpoint import check_can_save, check_same_tensors
-from quorate.engines.ray.task_transfer import explained, unship
+from quorate.checkpoint import check_can_save
+from quorate.engines.ray.task_transfer import explained, unpack_task
 from quorate.engines.ray.transport import (
     ActorConfig,
     SegmentAddress,
@@ -72,7 +72,7 @@ def _parts_needed(sizes: Sequence[int], most: int) -> int:
 SHARD_GROUPS = {"life": 1, "talk": 1, "take": 1}
 
 
-class Given(NamedTuple):
+class ArrivalBlocks(NamedTuple):
     """An arrival as it is sent to every shard; block numbers are the same in all shards."""
 
     ticket: Ticket
@@ -86,7 +86,7 @@ class UpdateOrder:
     """An update to make."""
 
     version: int  # version before the update
-    arrivals: tuple[Given, ...]
+    arrivals: tuple[ArrivalBlocks, ...]
     weights: Weights
     target: int  # the block for the next version
     publish: bool  # whether workers on other nodes read the next version
@@ -132,7 +132,7 @@ class Shard:
 
     def _begin(self, part: slice, first: int) -> SegmentAddress:
         config = self._config
-        task = unship(self._payload)
+        task = unpack_task(self._payload)
         with explained(task.name):
             learner = Learner(task, config.learning, config.seed, torch.device("cpu"), part)
         self._has_buffers = not part.start  # the first shard has the buffers
@@ -266,14 +266,9 @@ class Shard:
         state = unpack_state(*packed)
         maker = self._maker
         try:
-            check_same_tensors(maker.learner.model.state_dict(), state["learner"]["model"], "model")
-            maker.learner.restore(state["learner"])
+            maker.restore_learner(state["learner"])
         except BadInput as wrong:
             return wrong
-        except (KeyError, ValueError, TypeError) as error:
-            return BadInput(
-                f"the checkpoint is of another optimizer or schedule ({error}); give the task it was made with"
-            )
         maker.buffers = self._buffers(maker.learner)
         block = self._block(newest)
         if block is not maker.newest:

@@ -57,7 +57,7 @@ def installed() -> dict[str, Any]:
 VERSION: str = installed()["quorate"]
 
 
-def ship(task: BoundTask) -> dict[str, Any]:
+def pack_task(task: BoundTask) -> dict[str, Any]:
     """The payload that rebuilds the task on any node; pass it to `ray.put` once. Nodes read its arrays without a copy.
 
     It is a plain dict, so that a node with another quorate version can still read the version in it.
@@ -76,7 +76,7 @@ def ship(task: BoundTask) -> dict[str, Any]:
     return payload
 
 
-def unship(payload: dict[str, Any]) -> BoundTask:
+def unpack_task(payload: dict[str, Any]) -> BoundTask:
     """Rebuild the task on a node; BadInput names the module or file that the node lacks."""
     if payload["quorate"] != VERSION:
         raise BadInput(

@@ -10,7 +10,7 @@ from typing import Any
 
 from quorate.engines.base import Job, Outcome
 from quorate.engines.ray.actors import ask, ask_all
-from quorate.engines.ray.shard import Given, UpdateOrder, UpdateResult
+from quorate.engines.ray.shard import ArrivalBlocks, UpdateOrder, UpdateResult
 from quorate.engines.shared.shared_memory import Holds
 from quorate.engines.shared.update import Prepared, Weights, mean_loss, takes_norms, weights_of
 from quorate.errors import LearnerLost
@@ -58,10 +58,6 @@ class RoomForBlocks:
             return  # the block is never used again
         holds = self._gradients if isinstance(what, GradientBlock) else self._versions
         holds.release(what.block // 2)
-
-    @property
-    def versions_alive(self) -> int:
-        return self._versions.in_use
 
 
 def _take(holds: Holds, worker: int | None) -> int:
@@ -145,7 +141,9 @@ class RayVersions:
         order = UpdateOrder(
             version=self.newest.number,
             arrivals=tuple(
-                Given(one.ticket, one.version.block if self._keeps_read else -1, one.gradient.block, one.some_missing)
+                ArrivalBlocks(
+                    one.ticket, one.version.block if self._keeps_read else -1, one.gradient.block, one.some_missing
+                )
                 for one in arrivals
             ),
             weights=weights,

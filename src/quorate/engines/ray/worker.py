@@ -13,7 +13,7 @@ import ray
 import torch
 from torch import Tensor
 
-from quorate.engines.ray.task_transfer import explained, unship
+from quorate.engines.ray.task_transfer import explained, unpack_task
 from quorate.engines.ray.transport import ActorConfig, Cut, Segment, as_array, read_blocks
 from quorate.engines.shared import messages
 from quorate.engines.shared.batches import Batches, Loader
@@ -76,7 +76,7 @@ class WorkerActor:
         self._set_threads()
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         device = torch.device(config.device)
-        task = unship(self._payload)
+        task = unpack_task(self._payload)
         with explained(task.name):
             ledger = Ledger(config.samples, config.batch_size, None, config.seed)
             self._loader = Loader(Batches(task, ledger, config.seed, device))

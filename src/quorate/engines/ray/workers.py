@@ -7,7 +7,6 @@ or the delivery of a gradient to a shard on another node.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
@@ -18,12 +17,12 @@ from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 
 from quorate.engines.ray.actors import end
 from quorate.engines.ray.cluster import Cluster
-from quorate.engines.ray.connection import first_line
+from quorate.engines.ray.session import first_line
 from quorate.engines.ray.transport import Cut
 from quorate.engines.ray.versions import GradientBlock, RayVersions, RoomForBlocks
 from quorate.engines.ray.worker import Ready
 from quorate.engines.shared import messages
-from quorate.engines.shared.order_book import Loss, Order
+from quorate.engines.shared.order_book import Loss, Order, OrderBook
 from quorate.engines.shared.real_time import Happening
 from quorate.engines.shared.worker_health import AnswerTimes, Failures, back_off_s
 from quorate.errors import BadInput, LearnerLost, QuorateError
@@ -31,7 +30,6 @@ from quorate.events import Ticket
 
 _CHECK_EVERY_S = 0.25
 _DRAIN_EVERY_S = 1.0
-_UNANSWERED = 2  # orders sent to a worker: with a second one, it continues at once when the first is cancelled
 #: Timeout of a ping. A busy machine may starve a process for seconds.
 PING_S = 10.0
 #: Timeout for workers to attach to a replaced shard. A worker that is computing abandons its ticket first.
@@ -41,30 +39,18 @@ LAST_MOMENT_S = 2.0
 
 
 @dataclass
-class ActorRecord:
+class ActorRecord(OrderBook):
     """One worker number, with its current actor. A lost actor is replaced by a new one."""
 
-    number: int
     actor: Any = None
     ready: Ready | None = None
-    orders: deque[Order] = field(default_factory=deque)  # sent and unanswered, oldest first
-    held: Order | None = None  # not sent yet, since the worker has not answered two cancelled orders
     in_delivery: list[Order] = field(default_factory=list)  # answered; parts of the gradient are on the way to shards
     life: Any = None  # a reference that becomes ready when the actor dies
-    waiting_since: float = 0.0  # earliest time at which the oldest order could have been answered
     ping: Any = None
     ping_since: float = 0.0
-    has_answered: bool = False  # this actor has answered an order
-    failures: int = 0  # in a row
-    error: messages.FailedAnswer | None = None
-    hangs: bool = False  # it was killed because it did not answer
     leaves: bool = False  # its node has announced its end
     cut: Any = None  # the shards that this actor knows
     nodes_at_start: set[str] = field(default_factory=set)  # live nodes when this actor was made
-
-    def unfinished(self) -> list[Order]:
-        """Orders without an answer, sent or not."""
-        return [*self.orders, *([] if self.held is None else [self.held])]
 
     def remote_shards(self) -> list[int]:
         """Shards whose memory the worker does not share."""
@@ -103,9 +89,7 @@ class RayWorkers:
         self._make, self._check_node = make, check_node
         self.records = [ActorRecord(number) for number in range(workers)]
         self._pending: dict[Any, Pending] = {}
-        self._cancellations: dict[
-            int, int
-        ] = {}  # worker -> serial of a cancelled order, if not superseded by a new one
+        self._cancellations: dict[int, int] = {}  # worker -> serial of its cancelled order; a new order supersedes it
         self._restarts: list[tuple[float, int]] = []
         self._failures = Failures()
         self._times = AnswerTimes(patience_s)
@@ -120,8 +104,9 @@ class RayWorkers:
         """Make a new actor for a worker. If the cluster has no room, the actor gets ready when there is some."""
         record = self.records[worker]
         record.actor, ready = self._make(worker)
-        record.ready = record.error = record.ping = record.life = None
-        record.has_answered = record.leaves = record.hangs = False
+        record.restart()
+        record.ready = record.ping = record.life = None
+        record.leaves = False
         record.nodes_at_start = self._live_nodes()
         record.cut = self._cut
         self._pending[ready] = Pending("ready", record)
@@ -136,15 +121,11 @@ class RayWorkers:
         numbers = self._serial, ticket.version, ticket.batch, version.block, gradient.block
         packet = messages.pack_start(messages.TicketOrder(*numbers, next_batch, delay_s))
         order = Order(ticket, version, gradient, delay_s, packet, serial=self._serial)
-        if len(record.orders) < _UNANSWERED:
+        if record.add(order):
             self._post(record, order)
-        else:
-            record.held = order
 
     def _post(self, record: ActorRecord, order: Order) -> None:
-        if not record.orders:
-            record.waiting_since, record.ping = monotonic() + order.delay_s, None
-        record.orders.append(order)
+        """Call the actor with an order of its order book."""
         remote = record.remote_shards()
         if not remote:
             answer = record.actor.compute.remote(order.packet)
@@ -157,9 +138,9 @@ class RayWorkers:
     def cancel(self, ticket: Ticket) -> Order | None:
         """Cancel a worker's ticket; returns the order if it was never sent."""
         record = self.records[ticket.worker]
-        if record.held is not None and record.held.ticket is ticket:
-            order, record.held = record.held, None
-            return order
+        never_sent = record.take_back(ticket)
+        if never_sent is not None:
+            return never_sent
         for order in (*record.orders, *record.in_delivery):
             if order.ticket is ticket:
                 order.cancelled = True
@@ -261,13 +242,9 @@ class RayWorkers:
         if isinstance(answer, messages.FailedAnswer):
             self._failed(record, answer, [order])
             return
-        if not isinstance(answer, messages.AbandonedAnswer):
-            record.failures, record.has_answered = 0, True
-        record.waiting_since, record.ping = monotonic(), None
-        if record.orders:
-            record.waiting_since += record.orders[0].delay_s
-        if record.held is not None:
-            held, record.held = record.held, None
+        record.ping = None
+        held = record.answered(answer)
+        if held is not None:
             self._post(record, held)
         if isinstance(answer, messages.DoneAnswer):
             self._times.add(answer.data_s + answer.compute_s)
@@ -336,14 +313,13 @@ class RayWorkers:
         more: orders that are lost with it, in addition to its unanswered ones.
         surely: the process is dead, so it cannot write to shared memory any more.
         """
-        was_ready = record.ready is not None
-        orders = [*(more or []), *record.unfinished()]
+        loss = Loss(record.number, [*(more or []), *record.unfinished()], record.ready is not None)
         self._end_life(record, surely)
         if record.error is not None or record.nodes_at_start <= self._live_nodes():  # otherwise its node may have died
             record.failures += 1
-            self._count_failure(record, orders, was_ready, why)
+            record.report(self._failures, loss, why, lambda: f"ended: {why}", expected=True)
         heapq.heappush(self._restarts, (monotonic() + back_off_s(record.failures), record.number))
-        self._happened.append(Loss(record.number, orders, was_ready))
+        self._happened.append(loss)
 
     def _end_life(self, record: ActorRecord, surely: bool) -> None:
         if record.ready is not None:
@@ -360,23 +336,10 @@ class RayWorkers:
         for order in record.in_delivery:  # the delivery goes on, but the gradient is not used
             order.cancelled = True
         self._cancellations.pop(record.number, None)
-        record.orders.clear()
-        record.held = record.actor = record.ready = record.life = record.ping = None
+        record.clear()
+        record.actor = record.ready = record.life = record.ping = None
         record.in_delivery = []
         self._find_remote_workers()
-
-    def _count_failure(self, record: ActorRecord, orders: list[Order], was_ready: bool, why: str) -> None:
-        """Count the failure by its kind; raises WorkerFailed if a retry cannot help."""
-        error = record.error
-        if error is not None and error.batch >= 0:
-            self._failures.at_batch(record.number, error.batch, record.failures, error.text)
-        elif record.hangs:
-            self._failures.hung(record.number, orders[0].ticket.batch, record.failures, why)
-        elif not was_ready:
-            text = None if error is None else error.text
-            self._failures.at_start(record.number, record.failures, text, lambda: f"ended: {why}")
-        elif error is None and orders:
-            self._failures.died(record.number, orders[0].ticket.batch, lambda: f"ended: {why}", expected=True)
 
     def _check_health(self, now: float) -> None:
         """Replace workers that have not answered for too long, and workers on nodes that are about to leave."""

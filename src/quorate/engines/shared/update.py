@@ -14,14 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from quorate.checkpoint import check_same_tensors
 from quorate.engines.base import Outcome
 from quorate.engines.shared.buffers import Buffers
 from quorate.engines.shared.shared_memory import Block, BlockLayout
+from quorate.errors import BadInput
 from quorate.events import Ticket
 from quorate.flat import Flat
 from quorate.learner import Learner, all_finite, squared_norm, squares
@@ -292,6 +294,16 @@ class Maker:
         if target is not self.newest:
             self.averager.copy(self.newest.runs, target.runs)
         self.use(target)
+
+    def restore_learner(self, state: dict[str, Any]) -> None:
+        """Restore the learner from a checkpoint; BadInput if it was made with another model or optimizer."""
+        check_same_tensors(self.learner.model.state_dict(), state["model"], "model")
+        try:
+            self.learner.restore(state)
+        except (KeyError, ValueError, TypeError) as error:
+            raise BadInput(
+                f"the checkpoint is of another optimizer or schedule ({error}); give the task it was made with"
+            ) from error
 
     def close(self) -> None:
         self.averager.close()

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from quorate.engines.ray import preflight, task_transfer
-from quorate.engines.ray.cluster import Cluster
-from quorate.engines.ray.preflight import check_software
-from quorate.engines.ray.task_transfer import WORTH_MAPPING_BYTES, explained, ship, unship
+from quorate.engines.ray import cluster as cluster_module
+from quorate.engines.ray import task_transfer
+from quorate.engines.ray.cluster import Cluster, check_software
+from quorate.engines.ray.task_transfer import WORTH_MAPPING_BYTES, explained, pack_task, unpack_task
 from quorate.errors import BadInput
 from quorate.task import BoundTask, bind_task
 
@@ -77,12 +77,12 @@ class Table:
 class Other:
     """A process that unpacks tasks and looks at them."""
 
-    def look(self, parcel: dict[str, Any], what: Callable[[BoundTask], Any]) -> Any:
+    def look(self, payload: dict[str, Any], what: Callable[[BoundTask], Any]) -> Any:
         import warnings
 
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return what(unship(parcel))
+            return what(unpack_task(payload))
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +99,9 @@ def on_a_node(others: list[Any]) -> Callable[[BoundTask, Callable[[BoundTask], A
     import ray
 
     def look(task: BoundTask, what: Callable[[BoundTask], Any]) -> Any:
-        parcel = ray.put(ship(task))
+        payload = ray.put(pack_task(task))
         try:
-            first, second = [ray.get(other.look.remote(parcel, what)) for other in others]
+            first, second = [ray.get(other.look.remote(payload, what)) for other in others]
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         assert first == second
@@ -116,7 +116,7 @@ def first_target(task: BoundTask) -> float:
 
 def test_a_ready_task_goes_by_its_name(on_a_node: Any) -> None:
     task = bind_task("digits", 7)
-    assert ship(task)["pickled"] is None
+    assert pack_task(task)["pickled"] is None
     there = on_a_node(task, lambda task: (task.name, task.batch_size, task.source, task.samples()))
     assert there == ("digits", 7, "digits", task.samples())
 
@@ -125,10 +125,10 @@ def test_a_task_from_a_file_goes_with_the_files_code(on_a_node: Any, tmp_path: P
     file = tmp_path / "mine.py"
     file.write_text(FILE.format(imports=""))
     task = bind_task(f"{file}:Line")
-    parcel = ship(task)
+    payload = pack_task(task)
     file.unlink()
     assert on_a_node(task, first_target) == 9.0
-    assert not parcel["storages"]
+    assert not payload["storages"]
     from ray import cloudpickle
 
     module = sys.modules["quorate_task_mine"]
@@ -151,7 +151,7 @@ def test_tensors_are_the_same_shared_as_here_and_each_workers_own(on_a_node: Any
         return before, task.task.numbers.sum().item(), task.task.numbers.stride(0)
 
     task = bind_task(Table(rows))
-    assert len(ship(task)["storages"]) == 1
+    assert len(pack_task(task)["storages"]) == 1
     whole = task.task.numbers.sum().item()
     assert on_a_node(task, change) == (whole, task.task.numbers[:-2].sum().item(), 3)
 
@@ -218,13 +218,13 @@ def test_what_cannot_be_sent_is_said_here() -> None:
     task = Table(4)
     task.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(BadInput, match=r"cannot be sent to other machines: cannot pickle '_thread\.lock'"):
-        ship(bind_task(task))
+        pack_task(bind_task(task))
 
 
 def test_another_quorate_is_named_with_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    parcel = ship(bind_task("digits")) | {"quorate": "9.9"}
+    payload = pack_task(bind_task("digits")) | {"quorate": "9.9"}
     with pytest.raises(BadInput, match=rf"has quorate {task_transfer.VERSION}, but the run is of quorate 9\.9"):
-        unship(parcel)
+        unpack_task(payload)
 
 
 # ---------------------------------------------------------------- what nodes have
@@ -232,7 +232,7 @@ def test_another_quorate_is_named_with_ours(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_nodes_are_asked_with_code_that_needs_no_quorate(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(preflight, "check_installed", lambda address, found: asked.append((address, found)))
+    monkeypatch.setattr(cluster_module, "check_installed", lambda address, found: asked.append((address, found)))
     monkeypatch.setattr(cluster, "driver_node", "another")  # so that the only node is one of the others
     check_software(cluster)
     assert asked == [("127.0.0.1", {"quorate": task_transfer.VERSION, "torch": True})]
@@ -248,5 +248,5 @@ def test_nodes_are_asked_with_code_that_needs_no_quorate(cluster: Cluster, monke
 )
 def test_a_node_without_the_same_quorate_is_named(found: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInput) as caught:
-        preflight.check_installed("10.0.0.7", found)
+        cluster_module.check_installed("10.0.0.7", found)
     assert said in str(caught.value)
