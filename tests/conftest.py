@@ -139,7 +139,7 @@ def leak_police(request: pytest.FixtureRequest, private_temporary_folder: None) 
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local workers start in a fifth of a second, for tests that are not about starting."""
     from quorate.engines.local import fork_server
-    from tests.local.warm import WARM
+    from tests.engines.local.warm_fork_server import WARM
 
     monkeypatch.setattr(fork_server, "subprocess", WARM)
 

@@ -13,7 +13,7 @@ from quorate.engines.simulated.flat_optimizer import flatten_optimizer, vector_o
 from quorate.flat import Flat
 from quorate.learner import Learner, Learning
 from quorate.task import BoundTask
-from tests.tasks import Toy, mlp
+from tests.toy_tasks import Toy, mlp
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
