@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-ray test-ray-quick test-collective test-experiments test-docs test-clients test-processes test-integrations test-long pictures experiments experiments-quick check format benchmark benchmark-local benchmark-ray benchmark-network clean
+.PHONY: demo test test-ray test-ray-quick test-data-parallel test-experiments test-docs test-clients test-processes test-integrations test-long pictures experiments experiments-quick check format benchmark benchmark-local benchmark-ray benchmark-network clean
 
 demo: $(READY)  ## why backup workers are worth having: eight real processes, in under a minute
 	$(BIN)/quorate demo --out demo --overwrite
@@ -18,8 +18,8 @@ test-ray: $(READY)  ## the Ray engine through its contract, faults and clusters 
 test-ray-quick: $(READY)  ## a part of test-ray, of a minute or two: CI runs it
 	$(BIN)/python -m pytest -m ray --timeout 600 tests/engines/ray/test_engine.py tests/engines/ray/test_joining.py tests/engines/ray/test_user_cluster.py tests/engines/ray/test_cli.py
 
-test-collective: $(READY)  ## quorate.DataParallel: real processes beside DDP, quorums, deaths, control, samples, checkpoints; some minutes
-	$(BIN)/python -m pytest -m collective tests/data_parallel
+test-data-parallel: $(READY)  ## quorate.DataParallel: real processes beside DDP, quorums, deaths, control, samples, checkpoints; some minutes
+	$(BIN)/python -m pytest -m data_parallel tests/data_parallel
 
 test-experiments: $(READY)  ## every experiment in seconds, from its trials to its figures; some minutes
 	$(BIN)/python -m pytest -m experiments --timeout 300 tests/experiments

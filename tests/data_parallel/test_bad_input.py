@@ -14,7 +14,7 @@ from quorate.data_parallel.process_group import _backend_for
 from quorate.errors import BadInput
 from tests.data_parallel.launching import Launcher
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 WORKERS = 2
 SAME = "build the same model, optimizer and policy in every process"

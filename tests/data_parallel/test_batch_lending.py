@@ -24,7 +24,7 @@ from tests.data_parallel.fake_lending import run_world
 from tests.laws.chaos import run_chaos
 from tests.laws.checker import LawChecker
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 BATCHES, PASSES = 12, 2
 CHOICES = st.lists(st.integers(0, 4 * 60), max_size=400)

@@ -15,7 +15,7 @@ import pytest
 from tests.data_parallel.scripts.compatibility import CASES, NOT_THE_SAME
 from tests.data_parallel.torchrun import torchrun
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 SCRIPT = Path(__file__).parent / "scripts" / "compatibility.py"
 POLICIES = ["full-sync", "backup"]

@@ -32,7 +32,7 @@ from quorate.data_parallel.coordinator_thread import CoordinatorThread
 from quorate.errors import BadInput, ProcessLost, QuorateError
 from quorate.ledger import Ledger
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 LONG_S = 30.0  # what a test waits for that is there at once
 

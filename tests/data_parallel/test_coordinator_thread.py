@@ -25,7 +25,7 @@ from quorate.trace import Recorder, read_trace
 from tests.data_parallel.fake_processes import LONG_S, Decided, PlayedHub, play_free_running
 from tests.laws.checker import LawChecker, demand
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 DECIDED = [
     quorate.BackupSync(3, 1),

@@ -10,7 +10,7 @@ import pytest
 
 from tests.data_parallel.launching import Launch, Launcher
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 WORKERS = 3
 SECONDS_S = 40.0  # "within seconds", on a machine that may be very busy; without a word it would be half an hour

@@ -9,7 +9,7 @@ import pytest
 from tests.data_parallel.launching import Launcher
 from tests.data_parallel.scripts.equals import CASES, DELAYS
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 WORKERS = 3
 

@@ -51,7 +51,7 @@ def check_late_was_dropped(told: dict[int, tuple[int, int, float]]) -> None:
     assert slow[0] < min(used for worker, (used, _, _) in told.items() if worker != max(told))
 
 
-@pytest.mark.collective
+@pytest.mark.data_parallel
 def test_the_torchrun_script_with_full_sync() -> None:
     output = torchrun(2, EXAMPLES / "torchrun_script.py", "--epochs", "4")
     told = told_by_workers(output, 2)
@@ -59,7 +59,7 @@ def test_the_torchrun_script_with_full_sync() -> None:
     assert all(dropped == 0 for _, dropped, _ in told.values())
 
 
-@pytest.mark.collective
+@pytest.mark.data_parallel
 @pytest.mark.parametrize("workers", [2, 3, 4])
 @pytest.mark.parametrize("batch_size", [15, 17], ids=["even", "uneven"])  # 96 and 85 batches
 @pytest.mark.parametrize("options", [[], ["--backups", "1"]], ids=["full", "backup"])
@@ -71,7 +71,7 @@ def test_the_torchrun_script_whether_batches_divide_among_the_processes_or_not(
     check_trained(told, 2, batch_size, least=15)  # after two epochs it is just better than chance
 
 
-@pytest.mark.collective
+@pytest.mark.data_parallel
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_the_other_examples(launcher: Launcher, tmp_path: Path, workers: int) -> None:
     (tmp_path / "elastic").mkdir()

@@ -14,7 +14,7 @@ from quorate.trace import feed, read_trace
 from tests.data_parallel.conftest import WORKERS, Quorums
 from tests.laws.checker import LawChecker, demand
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 POLICIES: dict[str, quorate.Policy] = {
     "cancel": quorate.BackupSync(2, 1),

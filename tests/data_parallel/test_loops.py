@@ -13,7 +13,7 @@ from quorate.trace_replay import replay
 from tests.data_parallel.launching import Launcher
 from tests.data_parallel.scripts.loops import EVERY, STEPS
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 WORKERS = 3
 
 

@@ -122,7 +122,7 @@ def test_a_worker_that_has_finished_does_not_hold_up_a_meeting() -> None:
         world.check_identical()
 
 
-@pytest.mark.collective
+@pytest.mark.data_parallel
 @pytest.mark.parametrize(("policy", "where"), [("backup", "optimizer.step()"), ("full", "forward")])
 def test_a_process_that_waits_in_vain_says_for_whom(
     launcher: Launcher, tmp_path: Path, policy: str, where: str

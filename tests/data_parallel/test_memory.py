@@ -9,7 +9,7 @@ import pytest
 from tests.data_parallel.launching import Launcher
 from tests.data_parallel.scripts.memory import POLICIES, STYLES
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 Left = list[dict[str, tuple[float, bool]]]
 

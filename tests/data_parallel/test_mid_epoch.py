@@ -8,7 +8,7 @@ import pytest
 
 from tests.data_parallel.launching import Launcher
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 WORKERS = 2
 

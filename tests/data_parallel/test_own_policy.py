@@ -13,7 +13,7 @@ from tests.data_parallel.conftest import WORKERS
 from tests.data_parallel.launching import Launcher
 from tests.data_parallel.scripts.own_policy import NotFull
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 
 @pytest.fixture(scope="module")

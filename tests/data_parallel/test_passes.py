@@ -15,7 +15,7 @@ from tests.data_parallel.scripts.resized import SAMPLES as RESIZED
 from tests.data_parallel.scripts.steps_and_passes import EVERY, STEPS
 from tests.data_parallel.scripts.steps_and_passes import SAMPLES as STEPS_SAMPLES
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 
 @pytest.mark.timeout(240)  # launch.wait says more

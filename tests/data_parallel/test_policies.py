@@ -12,7 +12,7 @@ import pytest
 from tests.data_parallel.launching import Launcher
 from tests.data_parallel.scripts.policies import EPOCHS, ITERATIONS, POLICIES, SAME_BITS, samples_for
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "gpu_collective.py"
 

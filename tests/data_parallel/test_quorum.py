@@ -14,7 +14,7 @@ import torch
 from tests.data_parallel.conftest import WORKERS, Quorums
 from tests.data_parallel.scripts.quorums import BATCH, batch, loss_of, lr_at, net
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 #: Worker 2 waits until it is late in every third of its iterations.
 STRAGGLING = ["cancel", "finish", "deadline", "deadline-finish"]

@@ -24,7 +24,7 @@ from quorate.errors import BadInput
 from tests.checkpoint.states import same, some_state
 from tests.data_parallel.test_saving import Script
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 
 class Meeting:

@@ -16,7 +16,7 @@ from quorate.data_parallel.sampler import Sampler
 from quorate.errors import BadInput, QuorateError
 from quorate.ledger import Ledger
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 SAMPLES, BATCH, WORKERS = 23, 2, 5
 

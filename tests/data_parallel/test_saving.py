@@ -22,7 +22,7 @@ from quorate.data_parallel.saving import Saver
 from quorate.errors import BadInput
 from tests.checkpoint.states import same
 
-pytestmark = pytest.mark.collective
+pytestmark = pytest.mark.data_parallel
 
 
 class Script:
