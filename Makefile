@@ -16,7 +16,7 @@ test-ray: $(READY)  ## the Ray engine through its contract, faults and clusters 
 	$(BIN)/python -m pytest -m ray --timeout 600 tests/engines/ray
 
 test-ray-quick: $(READY)  ## a part of test-ray, of a minute or two: CI runs it
-	$(BIN)/python -m pytest -m ray --timeout 600 tests/engines/ray/test_engine.py tests/engines/ray/test_joining.py tests/engines/ray/test_user_cluster.py tests/engines/ray/test_cli.py
+	$(BIN)/python -m pytest -m ray --timeout 600 tests/engines/ray/test_engine.py tests/engines/ray/test_joining.py tests/engines/ray/test_user_cluster.py tests/engines/ray/test_cli.py tests/engines/ray/test_own_policy.py
 
 test-data-parallel: $(READY)  ## quorate.DataParallel: real processes beside DDP, quorums, deaths, control, samples, checkpoints; some minutes
 	$(BIN)/python -m pytest -m data_parallel tests/data_parallel

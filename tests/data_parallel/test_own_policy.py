@@ -12,6 +12,7 @@ import quorate
 from tests.data_parallel.conftest import WORKERS
 from tests.data_parallel.launching import Launcher
 from tests.data_parallel.scripts.own_policy import NotFull
+from tests.own_policy_run import check_run, copy_policy
 
 pytestmark = pytest.mark.data_parallel
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.data_parallel
 @pytest.fixture(scope="module")
 def folder(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
+    copy_policy(folder)
     launch = launcher.launch("own_policy.py", WORKERS, folder, str(folder))
     assert launch.wait(110) == [0] * WORKERS, "\n".join(launch.text(worker) for worker in range(WORKERS))
     return folder
@@ -33,6 +35,13 @@ def test_all_processes_agree_and_the_trace_replays(folder: Path, case: str) -> N
     assert len({one["digest"] for one in seen(folder, case)}) == 1
     given = NotFull if case == "not-full" else None  # a class of the script itself is never loaded unasked
     assert quorate.replay(folder / case, policy=given).lines > 12
+
+
+def test_the_run_of_one_in_a_file_is_reported_watched_planned_on_and_replayed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    check_run(folder / "by-file", capsys, gradients=False)
 
 
 def test_its_quorums_make_the_updates(folder: Path) -> None:

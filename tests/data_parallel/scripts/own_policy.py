@@ -1,4 +1,4 @@
-"""Trains under a policy that is not quorate's: `own_policy.py FOLDER`.
+"""Trains under a policy that is not quorate's: `own_policy.py FOLDER`; one of FOLDER/own_policies.py is among them.
 
 Every process writes FOLDER/seen<worker>.json: by case the digest at the end, or the error.
 """
@@ -18,6 +18,7 @@ import quorate
 from quorate.events import Action, Apply
 from tests.data_parallel.scripts.meeting import meet
 from tests.own_policies import WarmUpBackup
+from tests.own_policy_run import POLICY
 
 
 class Weighing(WarmUpBackup):
@@ -46,7 +47,7 @@ def train(policy: quorate.Policy | str, folder: Path) -> dict[str, Any]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     model = quorate.DataParallel(net, optimizer, policy, trace=folder, check_every=1, patience_s=20.0)
     used = []
-    for _ in range(12):
+    for _ in range(40):
         optimizer.zero_grad()
         model(torch.randn(3, 4)).square().mean().backward()
         receipt = optimizer.step()
@@ -60,7 +61,13 @@ def train(policy: quorate.Policy | str, folder: Path) -> dict[str, Any]:
 def main() -> None:
     folder, (worker, _) = Path(sys.argv[1]), meet()
     seen: dict[str, Any] = {}
-    cases = {"own": WarmUpBackup(2, warm_up=3), "not-full": NotFull(), "by-name": "full-sync", "weighing": Weighing(2)}
+    cases = {
+        "own": WarmUpBackup(2, warm_up=3),
+        "by-file": quorate.make_policy(f"{folder / POLICY}", quorum=2, warm_up=3),
+        "not-full": NotFull(),
+        "by-name": "full-sync",
+        "weighing": Weighing(2),
+    }
     for name, policy in cases.items():
         try:
             seen[name] = train(policy, folder / name)
