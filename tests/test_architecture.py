@@ -157,13 +157,13 @@ def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
 def test_the_library_does_not_grow_unnoticed() -> None:
     counts = line_counts()
     assert len(counts) <= MOST_FILES, (
-        f"src/quorate has {len(counts)} files, and promises {MOST_FILES} at most: put the new code where a reader would "
-        f"look for it first, or fold a small file into the one that uses it"
+        f"src/quorate has {len(counts)} files, and promises {MOST_FILES} at most: put new code where a reader would look "
+        f"for it first, or fold a small file into the one that uses it"
     )
     lines = sum(counts.values())
     assert lines <= MOST_LINES, (
-        f"src/quorate has {lines:,} lines, and promises {MOST_LINES:,} at most: look for code that nobody calls and for "
-        f"what is there twice; if all are worth reading, raise MOST_LINES and say why in the commit message"
+        f"src/quorate has {lines:,} lines, and promises {MOST_LINES:,} at most: look for code that nobody calls and "
+        f"for what is there twice; if all lines are worth reading, raise MOST_LINES and say why in the commit message"
     )
 
 
@@ -188,8 +188,8 @@ def test_few_files_are_too_short_to_stand_alone() -> None:
         if lines < SHORT_LINES and not file.name.startswith("__") and not name.startswith(ONE_FILE_EACH):
             short[name] = lines
     assert len(short) <= MOST_SHORT_FILES, (
-        f"{len(short)} files have less than {SHORT_LINES} lines, {MOST_SHORT_FILES} at most are promised: put one where "
-        f"its readers are: {short}"
+        f"{len(short)} files have less than {SHORT_LINES} lines, {MOST_SHORT_FILES} at most are promised: put one "
+        f"where its readers are: {short}"
     )
 
 

@@ -1,6 +1,6 @@
 """A policy in a file of the user's, on the command line: simulated, trained, resumed, compared, reported, watched.
 
-tests/engines/ray/test_own_policy.py runs it on Ray, tests/data_parallel/test_own_policy.py in the processes of a script.
+tests/engines/ray/test_own_policy.py runs it on Ray, tests/data_parallel/test_own_policy.py in a torchrun script.
 """
 
 from __future__ import annotations
