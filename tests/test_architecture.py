@@ -157,8 +157,8 @@ def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
 def test_the_library_does_not_grow_unnoticed() -> None:
     counts = line_counts()
     assert len(counts) <= MOST_FILES, (
-        f"src/quorate has {len(counts)} files, and promises {MOST_FILES} at most: put new code where a reader would look "
-        f"for it first, or fold a small file into the one that uses it"
+        f"src/quorate has {len(counts)} files, and promises {MOST_FILES} at most: put new code where a reader would "
+        f"look for it first, or fold a small file into the one that uses it"
     )
     lines = sum(counts.values())
     assert lines <= MOST_LINES, (

@@ -27,7 +27,7 @@ def quiet_pygame(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quiet_pygame")
 def test_the_pole_moves_as_gymnasiums() -> None:
-    gymnasium = pytest.importorskip("gymnasium", reason="pip install 'quorate[rl]'")
+    gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is not installed; pip install '.[rl]'")
     environment = gymnasium.make("CartPole-v1").unwrapped
     choices = torch.Generator().manual_seed(1)
     for episode in range(5):
@@ -48,7 +48,7 @@ def test_the_pole_moves_as_gymnasiums() -> None:
 
 @pytest.mark.usefixtures("quiet_pygame")
 def test_both_ways_of_playing_have_the_same_returns_on_average() -> None:
-    pytest.importorskip("gymnasium", reason="pip install 'quorate[rl]'")
+    pytest.importorskip("gymnasium", reason="gymnasium is not installed; pip install '.[rl]'")
     model = pilot()
     ours = CartPole(test_episodes=200, width=8).evaluate(model)["return"]
     theirs = CartPole(test_episodes=60, width=8, in_gymnasium=True).evaluate(model)["return"]
