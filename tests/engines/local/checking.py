@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,24 @@ class Watch(quorate.Recorder):
     def applied(self, time: float, update: Update) -> None:
         self.updates = update.version
         self.on_update(update.version)
+
+
+def kill(engine: quorate.Local, *workers: int, number: int = signal.SIGKILL) -> None:
+    processes = engine.processes()
+    for worker in workers:
+        os.kill(processes[worker], number)
+
+
+def at(version: int, do: Callable[[], None]) -> Callable[[int], None]:
+    """Do this once, after that update."""
+    done: list[int] = []
+
+    def on_update(made: int) -> None:
+        if made >= version and not done:
+            done.append(made)
+            do()
+
+    return on_update
 
 
 def train(

@@ -6,13 +6,6 @@ import pytest
 
 from quorate.engines.local import workers
 from quorate.engines.shared import worker_health
-from quorate.engines.shared.worker_health import AnswerTimes, SilenceLimits
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that does not answer is given up in a fraction of a second, instead of after a minute."""
-    monkeypatch.setattr(AnswerTimes, "limits", lambda *_: SilenceLimits(stopped=0.3, silent=0.5, hanging=0.9))
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ def worker_cells() -> list[dict[str, Any]]:
     for where in ["start", *POINTS]:
         for what in ["kill", "segv", "raise", "stop", "pause"]:
             if (where, what) == ("start", "stop"):
-                continue  # see test_faults
+                continue  # see test_silence
             policy = "full" if what in ("stop", "pause") else ROTATION[len(cells) % len(ROTATION)]
             cells.append({"name": f"worker-{where}-{what}", "policy": policy, "lives": [(where, what)]})
     return [{**cell, "victim": "worker"} for cell in cells]

@@ -102,7 +102,7 @@ def test_a_killed_main_process_leaves_nobody_behind(runs: dict[str, Run], name: 
     check_resumable(run.folder)
 
 
-@pytest.mark.long  # test_faults has signals without a process each
+@pytest.mark.long  # test_signals has them without a process each
 @pytest.mark.parametrize("name", ["asked"])
 def test_asked_to_end_it_ends_well(runs: dict[str, Run], name: str) -> None:
     run = runs[name]
