@@ -143,6 +143,7 @@ def test_offline_it_says_what_to_put_where(published: files.SingleFiles, tmp_pat
         (packed(torch.zeros(3, dtype=torch.uint8))[:-9], "cannot be unpacked"),
         (gzip.compress(b"\0\0\x08\1\0\0\0\5abc"), r"has 3 bytes after its header, which promises \[5\]"),
     ],
+    ids=["no gzip", "no bytes", "torn header", "torn gzip", "too few bytes"],
 )
 def test_files_of_another_form(tmp_path: Path, content: bytes, sentence: str) -> None:
     (tmp_path / "file.gz").write_bytes(content)
