@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-ray test-ray-quick test-collective test-experiments test-docs test-clients test-processes test-integrations test-long pictures experiments experiments-quick check format benchmark benchmark-local benchmark-ray benchmark-network clean
+.PHONY: demo test test-ray test-ray-quick test-data-parallel test-experiments test-docs test-clients test-processes test-integrations test-long pictures experiments experiments-quick check format benchmark benchmark-local benchmark-ray benchmark-network clean
 
 demo: $(READY)  ## why backup workers are worth having: eight real processes, in under a minute
 	$(BIN)/quorate demo --out demo --overwrite
@@ -13,13 +13,13 @@ test: check  ## the whole test command: lint, format, types, tests
 	$(BIN)/python -m pytest
 
 test-ray: $(READY)  ## the Ray engine through its contract, faults and clusters of several nodes; some 15 minutes
-	$(BIN)/python -m pytest -m ray --timeout 600 tests/ray
+	$(BIN)/python -m pytest -m ray --timeout 600 tests/engines/ray
 
 test-ray-quick: $(READY)  ## a part of test-ray, of a minute or two: CI runs it
-	$(BIN)/python -m pytest -m ray --timeout 600 tests/ray/test_engine.py tests/ray/test_joining.py tests/ray/test_user_cluster.py tests/ray/test_cli.py
+	$(BIN)/python -m pytest -m ray --timeout 600 tests/engines/ray/test_engine.py tests/engines/ray/test_joining.py tests/engines/ray/test_user_cluster.py tests/engines/ray/test_cli.py tests/engines/ray/test_own_policy.py
 
-test-collective: $(READY)  ## quorate.DataParallel: real processes beside DDP, quorums, deaths, control, samples, checkpoints; some minutes
-	$(BIN)/python -m pytest -m collective tests/collective
+test-data-parallel: $(READY)  ## quorate.DataParallel: real processes beside DDP, quorums, deaths, control, samples, checkpoints; some minutes
+	$(BIN)/python -m pytest -m data_parallel tests/data_parallel
 
 test-experiments: $(READY)  ## every experiment in seconds, from its trials to its figures; some minutes
 	$(BIN)/python -m pytest -m experiments --timeout 300 tests/experiments
@@ -31,10 +31,10 @@ test-clients: $(READY)  ## training scripts as other people write them, under ev
 	$(BIN)/python -m pytest -m clients tests/clients
 
 test-processes: $(READY)  ## whole programs in processes of their own, killed and signalled, and what they leave behind; a minute or two
-	$(BIN)/python -m pytest -m "processes and not long" tests/cli tests/local
+	$(BIN)/python -m pytest -m "processes and not long" tests/cli tests/engines/local
 
 test-integrations: $(READY)  ## quorate.DataParallel with Accelerate, Lightning Fabric, transformers and compiled models; some minutes
-	$(BIN)/python -m pytest -m integrations --timeout 600 tests/collective tests/clients
+	$(BIN)/python -m pytest -m integrations --timeout 600 tests/data_parallel tests/clients
 
 test-long: $(READY)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m long --timeout 900

@@ -8,7 +8,8 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,30 @@ torch.set_num_threads(1)  # small models gain nothing from more, and lose much w
 REPOSITORY = Path(__file__).parent.parent
 _TORCHS_OWN = ("torchinductor_", "TORCHINDUCTOR_")  # a cache folder that torch makes when it is first used
 _IGNORED_HERE = {".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__", ".coverage"}
+
+
+#: By marker, how many of its tests this session leaves out.
+LEFT_OUT: Counter[str] = Counter()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        LEFT_OUT.update(name for name in _markers(item.config) if item.get_closest_marker(name))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What `make test` does not run, and what does."""
+    if LEFT_OUT and not config.option.keyword:
+        terminalreporter.section("left out, by marker")
+        for name, says in _markers(config).items():
+            if LEFT_OUT[name]:
+                terminalreporter.line(f"{LEFT_OUT[name]:5} {name}: {says}")
+
+
+def _markers(config: pytest.Config) -> dict[str, str]:
+    """Our markers, with what pyproject.toml says of them: it ends with the command that runs their tests."""
+    pairs = (line.partition(":") for line in config.getini("markers"))
+    return {name: says.strip() for name, _, says in pairs if "make test-" in says}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -139,7 +164,7 @@ def leak_police(request: pytest.FixtureRequest, private_temporary_folder: None) 
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Local workers start in a fifth of a second, for tests that are not about starting."""
     from quorate.engines.local import fork_server
-    from tests.local.warm import WARM
+    from tests.engines.local.warm_fork_server import WARM
 
     monkeypatch.setattr(fork_server, "subprocess", WARM)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from quorate.cli import main
 from tests.browser import find_browser
-from tests.watch.conftest import served
+from tests.reporting.live.conftest import served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

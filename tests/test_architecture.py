@@ -131,9 +131,69 @@ def test_no_public_class_name_is_used_twice() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+# ------------------------------------------------------------ size: a reader's time
+
+MOST_LINES_IN_A_FILE = 600
+SHORT_LINES = 60
+#: The project's own promise. Lower a limit when the code allows it; raise one only with a reason in the commit message.
+MOST_FILES = 200
+MOST_LINES = 37_000
+MOST_WITH_ONE_IMPORTER = 25
+MOST_SHORT_FILES = 9
+#: One file a policy and one file a command, however short, and imported where they are listed.
+ONE_FILE_EACH = ("quorate.policies.", "quorate.cli.")
+
+
+def line_counts() -> dict[str, int]:
+    """By file, relative to src/quorate."""
+    return {str(file.relative_to(SOURCE)): len(file.read_text().splitlines()) for file in FILES}
+
+
 def test_no_file_is_too_long_to_read_in_one_sitting() -> None:
-    long = {str(file.relative_to(SOURCE)): len(file.read_text().splitlines()) for file in FILES}
-    assert not {name: lines for name, lines in long.items() if lines > 600}
+    long = {name: lines for name, lines in line_counts().items() if lines > MOST_LINES_IN_A_FILE}
+    assert not long, f"longer than {MOST_LINES_IN_A_FILE} lines; cut along a seam that a reader would look for"
+
+
+def test_the_library_does_not_grow_unnoticed() -> None:
+    counts = line_counts()
+    assert len(counts) <= MOST_FILES, (
+        f"src/quorate has {len(counts)} files, and promises {MOST_FILES} at most: put new code where a reader would "
+        f"look for it first, or fold a small file into the one that uses it"
+    )
+    lines = sum(counts.values())
+    assert lines <= MOST_LINES, (
+        f"src/quorate has {lines:,} lines, and promises {MOST_LINES:,} at most: look for code that nobody calls and "
+        f"for what is there twice; if all lines are worth reading, raise MOST_LINES and say why in the commit message"
+    )
+
+
+def test_few_modules_serve_only_one_other() -> None:
+    """A file of its own should be worth the jump. Packages list what they hold, and are not counted as readers."""
+    packages = {name for name, file in modules().items() if file.name == "__init__.py"}
+    alone = {}
+    for name, by in importers().items():
+        is_listed = name in packages or by & packages or name.startswith((*ONE_FILE_EACH, *FOR_USERS))
+        if len(by) == 1 and not is_listed:
+            alone[name] = min(by)
+    assert len(alone) <= MOST_WITH_ONE_IMPORTER, (
+        f"{len(alone)} modules are imported by one other only, {MOST_WITH_ONE_IMPORTER} at most are promised: fold one "
+        f"into its importer, if both are one thought and have less than {MOST_LINES_IN_A_FILE} lines together: {alone}"
+    )
+
+
+def test_few_files_are_too_short_to_stand_alone() -> None:
+    short = {}
+    for name, file in modules().items():
+        lines = len(file.read_text().splitlines())
+        if lines < SHORT_LINES and not file.name.startswith("__") and not name.startswith(ONE_FILE_EACH):
+            short[name] = lines
+    assert len(short) <= MOST_SHORT_FILES, (
+        f"{len(short)} files have less than {SHORT_LINES} lines, {MOST_SHORT_FILES} at most are promised: put one "
+        f"where its readers are: {short}"
+    )
+
+
+# ------------------------------------------------------------ what the core needs
 
 
 TORCH_AND_ITS_OWN = [

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.data_parallel.engine import check_collective
 from tests.own_policies import FromScratch
-from tests.tasks import Toy
+from tests.toy_tasks import Toy
 
 ENGINE = quorate.Simulated(4)
 

@@ -75,3 +75,22 @@ def test_the_ways_of_a_gradient_are_short() -> None:
     assert counted.keys() == most.keys()
     assert all(counted[name] <= most[name] for name in most), counted
     assert {name: int(said) for name, said in re.findall(r"\*\*([^*]+)\*\* \((\d+) files\)", section)} == counted
+
+
+@pytest.mark.parametrize("file", [*PAGES, REPOSITORY / "Makefile"], ids=lambda file: str(file.relative_to(REPOSITORY)))
+def test_tests_are_where_pages_and_the_makefile_say(file: Path) -> None:
+    named = re.findall(r"(?<![\w/])tests/[\w./]*\w", file.read_text())
+    assert [path for path in named if not (REPOSITORY / path).exists()] == []
+
+
+def test_every_marker_names_the_command_that_runs_its_tests() -> None:
+    """And says whether CI does."""
+    makefile, ci = (REPOSITORY / "Makefile").read_text(), (REPOSITORY / ".ci" / "run").read_text()
+    options = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    for marker in options["markers"]:
+        name, _, says = marker.partition(":")
+        named = re.search(r"`make (test-[\w-]+)`", says)
+        assert named is not None, f"{name} has no command"
+        assert re.search(rf'^{named[1]}:.*\n\t.*pytest -m "?{name}\b', makefile, re.MULTILINE), name
+        assert ("by CI" in says) == (f"make {named[1]}\n" in f"{ci}\n"), name
+        assert f"not {name}" in " ".join(options["addopts"]), f"{name} is run by `make test` as well"

@@ -20,7 +20,7 @@ from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
 from quorate.reporting.live.state import LiveMetrics
 from quorate.trace import feed, read_header, read_trace
 from tests.own_policies import FromScratch, NewestCountsMost, WarmUpBackup
-from tests.tasks import Toy
+from tests.toy_tasks import Toy
 
 PAGE = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
 FILES = {match[1]: match[0] for match in re.finditer(r"(?<=```python\n)# (\w+\.py)\n.*?(?=```)", PAGE, re.DOTALL)}

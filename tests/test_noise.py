@@ -19,7 +19,7 @@ from quorate.engines.shared import update
 from quorate.engines.simulated import synchronous
 from quorate.noise import EVERY, NoiseScale, Norms, is_measured, signal_and_noise
 from quorate.trace import read_trace
-from tests.tasks import Toy, batch_norm_net, plain_sgd
+from tests.toy_tasks import Toy, batch_norm_net, plain_sgd
 
 # ---------------------------------------------------------------- the estimator
 

@@ -10,7 +10,7 @@ import pytest
 import quorate
 from quorate.metrics import Histogram, metrics_of
 from quorate.trace import Recorder, TraceWriter, Update, feed, read_trace
-from tests.tasks import Toy
+from tests.toy_tasks import Toy
 
 
 @pytest.fixture

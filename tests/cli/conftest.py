@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from quorate.cli import main
+from tests.fonts import fonts_are_open as fonts_are_open
 
 TASKS = '''
 import os
@@ -127,17 +128,6 @@ class Ran(NamedTuple):
 
 
 Quorate = Callable[..., Ran]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def fonts_are_open() -> None:
-    """matplotlib keeps the fonts it has used open; let it do so before anybody counts open files."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    figure.text(0, 0, "–")
-    FigureCanvasAgg(figure).draw()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import typer
 
 from quorate.cli import app, main, terminal_view
 from quorate.engines.local import fork_server
-from tests.local.warm import WARM
+from tests.engines.local.warm_fork_server import WARM
 
 from .conftest import TASKS
 

@@ -1,6 +1,6 @@
 """The options of the Ray engine: what they say to it, where they are refused, and what a run that goes on needs again.
 
-Nothing here starts Ray; tests/ray/test_cli.py does.
+Nothing here starts Ray; tests/engines/ray/test_cli.py does.
 """
 
 from __future__ import annotations

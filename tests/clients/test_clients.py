@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.clients.harness import NAMES, WORKERS
-from tests.collective.torchrun import torchrun
+from tests.data_parallel.torchrun import torchrun
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PATHS = os.pathsep.join([str(SCRIPTS.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])

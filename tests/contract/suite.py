@@ -15,7 +15,7 @@ from quorate.learner import digest
 from quorate.metrics import metrics_of
 from tests.laws.checker import LawChecker
 from tests.own_policies import OWN
-from tests.tasks import Broken, Toy, batch_norm_net, plain_loop, sgd_of_others, sgd_partly_of_others
+from tests.toy_tasks import Broken, Toy, batch_norm_net, plain_loop, sgd_of_others, sgd_partly_of_others
 
 WORKERS = 4
 POLICIES = [

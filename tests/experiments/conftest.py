@@ -1,20 +1,10 @@
-"""Fonts for the figures."""
+"""Fonts for the figures, and the process that Python starts for others."""
 
 from __future__ import annotations
 
 import pytest
 
-
-@pytest.fixture(scope="session", autouse=True)
-def fonts_are_open() -> None:
-    """matplotlib keeps the fonts it has used open; let it do so before anybody counts open files."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    FigureCanvasAgg(figure)
-    figure.text(0, 0, "a λ $10^{-1} x$")  # a logarithmic axis has fonts of its own
-    figure.canvas.draw()
+from tests.fonts import fonts_are_open as fonts_are_open
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,7 +15,7 @@ from experiments.common.spread import markdown, spread_of
 from experiments.common.tuning import tuned
 
 import quorate
-from tests.tasks import Toy
+from tests.toy_tasks import Toy
 
 # ---------------------------------------------------------------- curves
 

@@ -17,7 +17,7 @@ from experiments.delay.stability import highest_rate
 from experiments.delay.training import policy_of, train_task
 
 import quorate
-from tests.tasks import Toy
+from tests.toy_tasks import Toy
 
 RESULTS = EXPERIMENT.results
 SETTING = Setting(net="alexnet", delay=2, repair="lr", lr=0.01, seed=1, momentum=0.9)

@@ -25,7 +25,7 @@ from experiments.reinforcement.__main__ import EXPERIMENT as REINFORCEMENT
 from torch.utils.data import TensorDataset
 
 import quorate
-from tests.tasks import Toy
+from tests.toy_tasks import Toy
 
 RACE = Race(
     methods=(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import quorate
 from quorate.engines.shared.buffers import Buffers
-from tests.tasks import Toy, mlp, plain_sgd
+from tests.toy_tasks import Toy, mlp, plain_sgd
 
 
 class Masked(nn.Module):

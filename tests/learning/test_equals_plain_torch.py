@@ -14,7 +14,7 @@ from quorate.engines.simulated.batchnorm import batch_norm_per_group
 from quorate.ledger import Ledger
 from quorate.task import BoundTask
 from quorate.tasks.digits import Digits
-from tests.tasks import Toy, adam, batch_norm_net, mlp, plain_loop, sgd
+from tests.toy_tasks import Toy, adam, batch_norm_net, mlp, plain_loop, sgd
 
 
 def cosine(optimizer: Any) -> Any:

@@ -16,7 +16,7 @@ from quorate.learner import Learner, Learning, digest
 from quorate.ledger import Ledger
 from quorate.metrics import Metrics
 from quorate.task import bind_task
-from tests.tasks import Toy, adam, batch_norm_net, mlp, plain_loop, plain_sgd, sgd
+from tests.toy_tasks import Toy, adam, batch_norm_net, mlp, plain_loop, plain_sgd, sgd
 
 
 def by_hand(task: Toy, updates: int, seed: int, after_backward: Any = None, after_step: Any = None) -> nn.Module:

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import quorate
 
 PROCESSES, STEPS = 3, 6
-SLOW_S = 0.12  # what one of the processes sleeps in each step
+SLOW_S = 0.3  # what one of the processes sleeps in each step
 # Case -> the slow process. DDP sends worker 0's buffers (BatchNorm) before each forward: the others wait for it there.
 CASES = {"plain": 1, "norm": 0, "accumulated": 1, "no_sync": 1, "averaged by hand": 1, "compiled": 1}
 FAILS, LEAVES = "fails", "leaves"

@@ -19,7 +19,7 @@ from torch import nn
 import quorate
 from quorate.measuring import clocks
 from quorate.measuring.clocks import FORWARD, WAITING, WIDTH
-from tests.tasks import mlp
+from tests.toy_tasks import mlp
 
 
 class CountingClock(clocks.HostClock):

@@ -14,7 +14,7 @@ from quorate.reporting.report import exports
 from quorate.reporting.report.data import report_data
 from quorate.reporting.report.exports import slug, write_figures
 from quorate.reporting.report.trace_pass import gather
-from tests.reporting.test_data import PLAN
+from tests.reporting.report.test_data import PLAN
 from tests.reporting.traces import BACKUP, asynchronous, write
 
 CHOICE = {"event": "choose", "time": 0.0, "version": 0, "quorum": 2, "reason": "to begin with"}
