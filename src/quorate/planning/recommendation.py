@@ -95,18 +95,21 @@ def recommend(
     place = ties[-1] if kept_quorum is None else (kept_quorum or machines) - 1
     backups = machines - place - 1
     speedup = low = high = None
-    if math.isfinite(time[-1]) and known == machines and kept_quorum is None:
-        speedup = float(time[-1] / time[place])
-        spread = 1.0 + times.unsure(machines - 1, place)
-        low, high = speedup / spread, speedup * spread
-        if least_all_s is not None and backups:
-            low *= min(1.0, least_all_s / float(times.mean[-1]))
-    equals = () if kept_quorum is not None else tuple(_split(tie, machines) for tie in reversed(ties[:-1]))
-    reason = _reason(times, relative, time, place, speedup)
-    if kept_quorum is not None:
-        reason = "workers that share cores slow each other down, and how much depends on the split"
-    elif equals:
-        reason += f"; {_equal(equals, times, costs, place, best)}"
+    equals: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    reason = "workers that share cores slow each other down, and how much depends on the split"
+    if kept_quorum is None:
+        if math.isfinite(time[-1]) and known == machines:
+            speedup = float(time[-1] / time[place])
+            spread = 1.0 + times.unsure(machines - 1, place)
+            low, high = speedup / spread, speedup * spread
+            if least_all_s is not None and backups:
+                low *= min(1.0, least_all_s / float(times.mean[-1]))
+        equals = tuple(_split(tie, machines) for tie in reversed(ties[:-1]))
+        reason = _reason(times, relative, time, place, speedup)
+        if equals:
+            reason += f"; {_equal(equals, times, costs, place, best)}"
+        changes = tuple(_changes(times, effort, time, place, known))
     return Recommendation(
         policy="backup" if backups else "full-sync",
         quorum=place + 1,
@@ -120,7 +123,7 @@ def recommend(
         is_kept=kept_quorum is not None,
         equals=equals,
         reason=reason,
-        changes=() if kept_quorum is not None else tuple(_changes(times, effort, time, place, known)),
+        changes=changes,
     )
 
 
