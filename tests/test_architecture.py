@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "quorate"
 FLOW = [
     ("errors", "machine", "seeds", "number_format"),
     ("measuring",),  # stands alone: it is for scripts that do not train with quorate
-    ("events", "noise", "recorded_code", "schema"),
+    ("events", "noise", "schema", "user_code"),
     ("policies",),
     ("flat", "faults", "network", "latency", "task", "tasks", "ledger", "tensor_state"),
     ("policy_loading", "checkpoint"),

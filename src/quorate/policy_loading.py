@@ -7,7 +7,7 @@ from typing import Any
 
 from quorate.errors import BadInput, unknown_name
 from quorate.policies import POLICIES, Policy, build_policy, check_policy
-from quorate.recorded_code import code_to_run
+from quorate.user_code import code_to_run, load_class
 
 
 def policy_class(name: str) -> type[Policy]:
@@ -17,8 +17,6 @@ def policy_class(name: str) -> type[Policy]:
     where = name.rpartition(":")[0]
     if not where and not name.endswith(".py"):
         raise unknown_name("policy", name, [*POLICIES, "file.py:Class", "package.module:Class"])
-    from quorate.task import load_class  # and torch with it
-
     kind = load_class("policy", name)
     if not (isinstance(kind, type) and issubclass(kind, Policy)):
         raise BadInput(f"policy {name!r} is no policy; make it a subclass of quorate.Policy (docs/extending.md)")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from quorate.errors import BadInput, check_at_least, close_to, unknown_name
-from quorate.recorded_code import code_to_run
+from quorate.errors import BadInput, check_at_least, unknown_name
+from quorate.user_code import code_to_run, load_class
 
 READY_TASKS = {
     "digits": "quorate.tasks.digits:Digits",
@@ -250,59 +246,6 @@ def load_task(text: str) -> Any:
         return found()
     except TypeError as error:
         raise BadInput(f"task {text!r} cannot be made without arguments: {error}; give them defaults") from error
-
-
-def load_class(kind: str, text: str) -> Any:
-    """The class of `file.py:Class` or `package.module:Class`; `kind` is "task" or "policy"."""
-    where, _, name = (text, "", "") if text.endswith(".py") else text.rpartition(":")
-    if not name:
-        raise BadInput(_which_class(kind, text))
-    module = _load_file(kind, where) if where.endswith(".py") else _load_module(kind, where)
-    if not hasattr(module, name):
-        known = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        hint = close_to(name, known) or (f"; it has: {', '.join(known)}" if known else "")
-        raise BadInput(f"{kind} {text!r}: {where} has no class {name!r}{hint}")
-    return getattr(module, name)
-
-
-def _which_class(kind: str, path: str) -> str:
-    """The error for a file that was named without a class. The file is parsed, not run."""
-    if not Path(path).is_file():
-        return f"{kind} file {path!r} does not exist; give file.py:Class"
-    try:
-        parsed = ast.parse(Path(path).read_bytes())
-    except (SyntaxError, ValueError) as error:
-        return f"{kind} file {path!r} cannot be read: {error}"
-    found = [f"{path}:{node.name}" for node in parsed.body if isinstance(node, ast.ClassDef)]
-    if not found:
-        return f"{kind} file {path!r} has no class; a {kind} is a class (docs/extending.md)"
-    return f"{kind} {path!r} does not say which class; write {' or '.join(found)}"
-
-
-def _load_file(kind: str, path: str) -> Any:
-    file = Path(path)
-    if not file.is_file():
-        raise BadInput(f"{kind} file {path!r} does not exist; give file.py:Class")
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if script is not None and Path(script).exists() and file.samefile(script):
-        return sys.modules["__main__"]  # the running script must not run again
-    spec = importlib.util.spec_from_file_location(f"quorate_task_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[spec.name]
-        raise BadInput(f"{kind} file {path!r} cannot be imported: {type(error).__name__}: {error}") from error
-    return module
-
-
-def _load_module(kind: str, name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        raise BadInput(f"{kind} module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def bind_task(task: Any, batch_size: int | None = None) -> BoundTask:

@@ -29,6 +29,13 @@ def test_cancelled_work_is_lengthened_to_what_it_needed_on_average() -> None:
     assert np.sort(filled, axis=1).mean(axis=0) == pytest.approx(np.sort(seconds, axis=1).mean(axis=0), rel=0.05)
 
 
+def test_rounds_that_close_at_two_instants_alike_have_no_instant_between_them() -> None:
+    seconds = np.array([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]] * 20)
+    observed = np.array([[True, True, False]] * 40)
+    filled, unknown = fill_in(seconds, observed, (slice(0, 40),), np.random.default_rng(0))
+    assert not np.isnan(filled).any() and unknown == [2]
+
+
 def test_one_who_never_finishes_is_last_and_said_to_be_unknown() -> None:
     seconds = exponential(500, 4)
     seconds[:, 2] *= 10

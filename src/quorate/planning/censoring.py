@@ -88,7 +88,7 @@ def _finished_anyway(seconds: Floats, observed: Bools, random: np.random.Generat
     rows = (equal.sum(axis=1) > 1) & open_ended.any(axis=1)
     if not rows.any():
         return np.zeros_like(open_ended)
-    at = float(np.median(last[rows]))
+    at = float(np.quantile(last[rows], 0.5, method="lower"))  # of one of these rounds, not between two
     same = rows & (np.abs(last - at) <= 1e-9 * at)
     later = int((open_ended.any(axis=1) & (last > at * (1 + 1e-9))).sum())
     backups = round(float(open_ended[same].sum(axis=1).mean()))
@@ -124,9 +124,7 @@ class _Survival:
     """Kaplan-Meier estimate, with an exponential tail beyond the longest observed time."""
 
     def __init__(self, seconds: Floats, observed: Bools) -> None:
-        order = np.lexsort(
-            (~observed, seconds)
-        )  # at equal times finished tickets first: the cancelled ones lasted longer
+        order = np.lexsort((~observed, seconds))  # of equal times the finished first: cancelled tickets lasted longer
         times, ends = seconds[order], observed[order]
         at_risk = np.arange(len(times), 0, -1)
         share = np.cumprod(np.where(ends, 1.0 - 1.0 / at_risk, 1.0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,9 +24,6 @@ class WorldLatency(Latency):
     The virtual clock selects the stretch; a random round of that stretch gives the times of all workers.
     """
 
-    name: ClassVar[str] = "world"
-    form: ClassVar[str] = "world"
-    example: ClassVar[str] = "world"
     world: World
     rows: list[list[float]] = field(init=False, repr=False)
 

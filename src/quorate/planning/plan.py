@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,19 +14,10 @@ import numpy as np
 from quorate.errors import BadInput, check_at_least
 from quorate.latency import Latency, parse_latency
 from quorate.latency.step_times import is_table
-from quorate.number_format import percent
+from quorate.number_format import duration, number, percent, seconds, three
 from quorate.planning.fits import Fit, fit_laws
 from quorate.planning.other_policies import Estimate, estimate_others
-from quorate.planning.recommendation import (
-    DEFAULT_INTERVAL,
-    Recommendation,
-    answer,
-    as_html,
-    recommend,
-    short,
-    times_to_target,
-    why_not,
-)
+from quorate.planning.recommendation import DEFAULT_INTERVAL, Recommendation, recommend, times_to_target, why_not
 from quorate.planning.scenarios import MOST_MACHINES, WhatIf, on_network, parse_what_if, remove, resize
 from quorate.planning.slowness import SlowWorker, find_slow
 from quorate.planning.sources import FEWEST_ROUNDS, too_few, world_of_csv, world_of_latency, world_of_trace
@@ -74,15 +66,52 @@ class Plan:
     what_if: tuple[tuple[str, Plan], ...] = ()
 
     def __repr__(self) -> str:
-        return short(self)
+        found = self.recommendation
+        gain = f", ×{three(found.speedup)} against {self.machines}+0" if found.speedup and found.backups else ""
+        return f"Plan({'keep' if found.is_kept else 'take'} {found.split} of {self.machines} machines{gain})"
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        """The recommendation and the table of splits, for a notebook; no table if no other split can be judged."""
+        found = self.recommendation
+        said = [*(f"Careful: {caution}." for caution in self.cautions), self.sentence]
+        text = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in said)
+        paste = f"<p><code>{html.escape(found.python(self.late), quote=False)}</code></p>"
+        if found.is_kept:  # the figures of other splits are invalid
+            return text + paste
+        rows: list[tuple[str, tuple[str, ...]]] = [("th", ("N+b", "an update", "updates", "time", "wasted"))]
+        for split in reversed(self.splits):
+            cells = (
+                f"{split.quorum}+{split.backups}",
+                seconds(split.mean) if math.isfinite(split.mean) else "infinite",
+                f"×{number(split.updates)}",
+                f"×{number(split.time / found.time)}" if math.isfinite(split.time) else "infinite",
+                percent(split.wasted),
+            )
+            rows.append(("td", tuple(f"<b>{cell}</b>" for cell in cells) if split.quorum == found.quorum else cells))
+        table = "".join(f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>" for tag, cells in rows)
+        return f"{text}<table>{table}</table>{paste}"
 
     @property
     def sentence(self) -> str:
         """The recommendation as a sentence."""
-        return answer(self)
+        found, full = self.recommendation, self.splits[-1]
+        if found.is_kept and math.isnan(found.seconds_per_update):
+            return f"No split of {self.machines} machines can be judged from this run, whose workers shared cores."
+        pace = f"{seconds(found.seconds_per_update)} an update"
+        if found.is_kept:
+            return f"Keep {found.split}: {pace}; no other split can be judged from this run."
+        if self.effort.is_absolute:
+            pace += f", {duration(found.time)} to the target"
+        if not found.backups:
+            return f"Take {found.split}, no backups: {pace}."
+        if found.speedup is None:
+            endless = not math.isfinite(full.mean)
+            pace += "; waiting for all has no finite mean" if endless else "; how long all of them take was not seen"
+        elif self.effort.is_absolute:
+            pace += f" against {duration(full.time)} with {full.quorum}+0, ×{three(found.speedup)}"
+        else:
+            pace += f", ×{three(found.speedup)} as fast to the target as {full.quorum}+0"
+        return f"Take {found.split}: {pace}{found.speedup_interval}."
 
     @property
     def why_not(self) -> list[str]:
@@ -119,7 +148,18 @@ class Plan:
                 "command": found.command(self.late),
             },
             "cautions": list(self.cautions),
-            "splits": [_split_dict(split) for split in self.splits],
+            "splits": [
+                {
+                    "quorum": split.quorum,
+                    "backups": split.backups,
+                    "update_seconds": {name: _number(getattr(split, name)) for name in _UPDATE_SECONDS},
+                    "updates": split.updates,
+                    "time": _number(split.time),
+                    "wasted": split.wasted,
+                    "bytes": split.bytes,
+                }
+                for split in self.splits
+            ],
             "others": [{**vars(one), "is_lower_bound": one.is_lower_bound} for one in self.others],
             "slow_workers": [{name: getattr(slow, name) for name in _SLOW_WORKER} for slow in self.slow],
             "fits": [
@@ -127,7 +167,8 @@ class Plan:
                     "law": fit.text,
                     "distance": fit.distance,
                     "quantiles": [
-                        dict(zip(("level", "measured", "fitted"), point, strict=True)) for point in fit.points
+                        {"level": level, "measured": measured, "fitted": fitted}
+                        for level, measured, fitted in fit.points
                     ],
                 }
                 for fit in self.fits
@@ -150,16 +191,7 @@ def plan(
     what_if: Sequence[str] = (),
     seed: int = 0,
 ) -> Plan:
-    """Find the split of the machines into a quorum and backups that reaches a target soonest.
-
-    sources: the trace or the folder of a run, or CSV files of step times. Without sources, give `latency`.
-    latency: a latency model or its text.
-    machines: number of machines (default: the number measured).
-    noise_scale: gradient noise scale in samples; iterations: updates to the target, "QUORUM:THOUSANDS,…".
-    late: cancel late work or let it finish (default: as in the trace, else cancel).
-    interval: half the width of the 95 % interval wanted, as a share of the mean.
-    what_if: changes for further plans, e.g. "machines=200", "without=3", "bandwidth=1Gbps".
-    """
+    """Does the work of `quorate.plan`, whose docstring explains the arguments."""
     changes = [parse_what_if(text) for text in what_if]
     if machines is not None:
         check_at_least("machines", machines, 1, MOST_MACHINES)
@@ -179,7 +211,7 @@ def plan(
         seed=seed,
         machines=machines,
     )
-    base = maker.make(world, None)
+    base = maker.make(world, WhatIf(text=""))
     return replace(base, what_if=tuple((change.text, maker.make(world, change)) for change in changes))
 
 
@@ -235,30 +267,17 @@ class _Maker:
     seed: int
     machines: int | None  # as the user gave it
 
-    def make(self, world: World, change: WhatIf | None) -> Plan:
-        """A plan of this world, as it is or with a change."""
-        measured, model = world, self.model
-        if change is not None and change.without:
-            world, model = remove(world, list(change.without)), None
-        size = None if change is None else change.machines
-        if size is None and self.machines is not None:
-            size = self.machines - (0 if change is None else len(set(change.without)))
-            if size < 1:
-                raise BadInput(
-                    f"what-if {change.text if change else ''!r} leaves no machine of {self.machines}; name fewer"
-                )
-        if size is not None and size != world.machines:
-            world = world_of_latency(model, size, self.seed) if model is not None else resize(world, size, self.seed)
-        if change is not None and change.network is not None:
-            world, model = on_network(world, change.network), None
+    def make(self, measured: World, change: WhatIf) -> Plan:
+        """A plan of this world with the change."""
+        world, model = self._changed(measured, change)
         if self.late == FINISH and world.machines > _MOST_FINISHING:
             raise BadInput(
                 f"machines is {world.machines:,}, but the limit is {_MOST_FINISHING:,} where late work finishes, "
-                f"since its rounds are played one by one; give fewer, or cancel late work (--late cancel)"
+                f"since its rounds are simulated one by one; give fewer, or cancel late work (--late cancel)"
             )
         times = split_times(world, self.late)
-        if model is not None:
-            exact = exact_means(model, world.machines) if self.late == CANCEL else None
+        if model is not None and self.late == CANCEL:
+            exact = exact_means(model, world.machines)
             if exact is not None:  # medians and tails stay those of the drawn rounds
                 times = replace(times, mean=exact, low=exact, high=exact, blocks=None)
         notes = [*world.notes]
@@ -287,6 +306,22 @@ class _Maker:
             cautions=world.cautions,
             notes=tuple(notes),
         )
+
+    def _changed(self, world: World, change: WhatIf) -> tuple[World, Latency | None]:
+        """The world after the change; and the latency model, if it still describes that world."""
+        model = self.model
+        if change.without:
+            world, model = remove(world, change.without), None
+        size = change.machines
+        if size is None and self.machines is not None:
+            size = self.machines - len(set(change.without))
+            if size < 1:
+                raise BadInput(f"what-if {change.text!r} leaves no machine of {self.machines}; name fewer")
+        if size is not None and size != world.machines:
+            world = world_of_latency(model, size, self.seed) if model is not None else resize(world, size, self.seed)
+        if change.network is not None:
+            world, model = on_network(world, change.network), None
+        return world, model
 
     def _best_time(self, world: World, shares: Floats) -> float:
         """Time to the target of the best split; `shares` are the weights of the workers' gradients."""
@@ -351,18 +386,6 @@ def _splits(times: SplitTimes, relative: Floats, time: Floats, model_bytes: int 
         )
         for place in range(machines)
     ]
-
-
-def _split_dict(split: Split) -> dict[str, Any]:
-    return {
-        "quorum": split.quorum,
-        "backups": split.backups,
-        "update_seconds": {name: _number(getattr(split, name)) for name in _UPDATE_SECONDS},
-        "updates": split.updates,
-        "time": _number(split.time),
-        "wasted": split.wasted,
-        "bytes": split.bytes,
-    }
 
 
 def _number(value: float) -> float | None:

@@ -1,23 +1,17 @@
-"""The recommended split with its reason, the conditions for another split, and the plan in sentences."""
+"""The recommended split with its reason, and the conditions for another split."""
 
 from __future__ import annotations
 
-import html
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quorate.number_format import duration, number, percent, seconds, three
+from quorate.number_format import number, percent, seconds, three
 from quorate.planning.other_policies import Estimate
 from quorate.planning.splits import SplitTimes
 from quorate.planning.updates import Effort
 from quorate.planning.world import FINISH, Floats
-
-if TYPE_CHECKING:
-    from quorate.planning.plan import Plan
-
 
 DEFAULT_INTERVAL = 0.05  # half the width of the 95 % interval, as a share of the mean
 _NOISES = np.logspace(-2, 4, 241)  # B_noise/B: from hardly any noise to noise-dominated
@@ -35,15 +29,26 @@ class Recommendation:
     seconds_per_update: float
     time: float  # to the target: in seconds if updates are counts, else relative to the fewest updates
     speedup: float | None  # over waiting for all; None if that time is infinite or unknown
-    speedup_low: (
-        float | None
-    )  # 95 % interval; if waiting for all is estimated, the lower end uses the observed times only
+    speedup_low: float | None  # 95 % interval; if waiting for all is estimated, this end uses the observed times only
     speedup_high: float | None
     is_guess: bool  # whether the time of waiting for all is an estimate
     is_kept: bool  # whether it is the recorded split, because no other can be judged
     equals: tuple[str, ...]  # splits with more backups that are statistically equal
     reason: str
     changes: tuple[str, ...]  # conditions under which another split would be better
+
+    @property
+    def split(self) -> str:
+        return f"{self.quorum}+{self.backups}"
+
+    @property
+    def speedup_interval(self) -> str:
+        """The interval of the speed-up in parentheses; empty if it is not known."""
+        low, high = self.speedup_low, self.speedup_high
+        if low is None or high is None or not math.isfinite(high) or high <= low:
+            return ""
+        maybe = "; it is partly a guess" if self.is_guess else ", so it may be chance" if low < 1.0 else ""
+        return f" (95 %: {three(low)} to {three(high)}{maybe})"
 
     def python(self, late: str) -> str:
         """The policy as Python code."""
@@ -56,7 +61,7 @@ class Recommendation:
         """The policy as a command line."""
         if not self.backups:
             return f"quorate train --workers {self.quorum}"
-        return f"quorate train --workers {self.quorum}+{self.backups}{' --late finish' if late == FINISH else ''}"
+        return f"quorate train --workers {self.split}{' --late finish' if late == FINISH else ''}"
 
 
 def times_to_target(times: SplitTimes, effort: Effort) -> tuple[Floats, Floats]:
@@ -90,18 +95,21 @@ def recommend(
     place = ties[-1] if kept_quorum is None else (kept_quorum or machines) - 1
     backups = machines - place - 1
     speedup = low = high = None
-    if math.isfinite(time[-1]) and known == machines and kept_quorum is None:
-        speedup = float(time[-1] / time[place])
-        spread = 1.0 + times.unsure(machines - 1, place)
-        low, high = speedup / spread, speedup * spread
-        if least_all_s is not None and backups:
-            low *= min(1.0, least_all_s / float(times.mean[-1]))
-    equals = () if kept_quorum is not None else tuple(_split(tie, machines) for tie in reversed(ties[:-1]))
-    reason = _reason(times, relative, time, place, speedup)
-    if kept_quorum is not None:
-        reason = "workers that share cores slow each other down, and how much depends on the split"
-    elif equals:
-        reason += f"; {_equal(equals, times, costs, place, best)}"
+    equals: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    reason = "workers that share cores slow each other down, and how much depends on the split"
+    if kept_quorum is None:
+        if math.isfinite(time[-1]) and known == machines:
+            speedup = float(time[-1] / time[place])
+            spread = 1.0 + times.unsure(machines - 1, place)
+            low, high = speedup / spread, speedup * spread
+            if least_all_s is not None and backups:
+                low *= min(1.0, least_all_s / float(times.mean[-1]))
+        equals = tuple(_split(tie, machines) for tie in reversed(ties[:-1]))
+        reason = _reason(times, relative, time, place, speedup)
+        if equals:
+            reason += f"; {_equal(equals, times, costs, place, best)}"
+        changes = tuple(_changes(times, effort, time, place, known))
     return Recommendation(
         policy="backup" if backups else "full-sync",
         quorum=place + 1,
@@ -115,7 +123,7 @@ def recommend(
         is_kept=kept_quorum is not None,
         equals=equals,
         reason=reason,
-        changes=() if kept_quorum is not None else tuple(_changes(times, effort, time, place, known)),
+        changes=changes,
     )
 
 
@@ -200,81 +208,12 @@ _WHY_NOT = {
 }
 
 
-def answer(plan: Plan) -> str:
-    """The recommendation as a sentence."""
-    found, full = plan.recommendation, plan.splits[-1]
-    split = f"{found.quorum}+{found.backups}"
-    if found.is_kept and math.isnan(found.seconds_per_update):
-        return f"No split of {plan.machines} machines can be judged from this run, whose workers shared cores."
-    if found.is_kept:
-        return (
-            f"Keep {split}: {seconds(found.seconds_per_update)} an update; no other split can be judged from this run."
-        )
-    what = f"Take {split}" if found.backups else f"Take {split}, no backups"
-    pace = f"{seconds(found.seconds_per_update)} an update"
-    gains = found.speedup is not None and found.backups
-    if plan.effort.is_absolute:
-        pace += f", {duration(found.time)} to the target"
-        pace += f" against {duration(full.time)} with {full.quorum}+0" if gains else ""
-    if found.speedup is not None and found.backups:
-        as_fast = "" if plan.effort.is_absolute else f" as fast to the target as {full.quorum}+0"
-        pace += f", ×{three(found.speedup)}{as_fast}{_between(found)}"
-    elif found.speedup is None and found.backups:
-        endless = not math.isfinite(full.mean)
-        pace += "; waiting for all has no finite mean" if endless else "; how long all of them take was not seen"
-    return f"{what}: {pace}."
-
-
-def _between(found: Recommendation) -> str:
-    low, high = found.speedup_low, found.speedup_high
-    if low is None or high is None or not math.isfinite(high) or high <= low:
-        return ""
-    maybe = "; it is partly a guess" if found.is_guess else ", so it may be chance" if low < 1.0 else ""
-    return f" (95 %: {three(low)} to {three(high)}{maybe})"
-
-
 def why_not(others: tuple[Estimate, ...], found: Recommendation) -> list[str]:
     """A sentence for each policy without staleness that is faster than the recommendation in the table."""
     return [
         f"{one.label} is ahead in the table below, by {percent(found.time / one.time - 1.0)}, and not recommended: "
         f"{_WHY_NOT[one.policy]}, and its figure is simulated, not measured; to try it: "
-        f"quorate train --policy {one.policy} --workers {found.quorum}+{found.backups}"
+        f"quorate train --policy {one.policy} --workers {found.split}"
         for one in others
         if one.policy in _WHY_NOT and one.time < _AHEAD * found.time
     ]
-
-
-def short(plan: Plan) -> str:
-    """One line, for `repr`."""
-    found = plan.recommendation
-    gain = f", ×{three(found.speedup)} against {plan.machines}+0" if found.speedup is not None and found.backups else ""
-    return (
-        f"Plan({'keep' if found.is_kept else 'take'} {found.quorum}+{found.backups} of {plan.machines} machines{gain})"
-    )
-
-
-def as_html(plan: Plan) -> str:
-    """The recommendation and the table of splits, for a notebook; no table if no other split can be judged."""
-    found = plan.recommendation
-    rows = [
-        "<tr>"
-        + "".join(
-            f"<td>{f'<b>{cell}</b>' if split.quorum == found.quorum else cell}</td>"
-            for cell in (
-                f"{split.quorum}+{split.backups}",
-                seconds(split.mean) if math.isfinite(split.mean) else "infinite",
-                f"×{number(split.updates)}",
-                f"×{number(split.time / found.time)}" if math.isfinite(split.time) else "infinite",
-                percent(split.wasted),
-            )
-        )
-        + "</tr>"
-        for split in reversed(plan.splits)
-    ]
-    heads = "".join(f"<th>{name}</th>" for name in ("N+b", "an update", "updates", "time", "wasted"))
-    said = [*(f"Careful: {caution}." for caution in plan.cautions), answer(plan)]
-    text = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in said)
-    paste = html.escape(found.python(plan.late), quote=False)
-    if found.is_kept:  # the figures of other splits are invalid
-        return f"{text}<p><code>{paste}</code></p>"
-    return f"{text}<table><tr>{heads}</tr>{''.join(rows)}</table><p><code>{paste}</code></p>"

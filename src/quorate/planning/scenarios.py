@@ -64,13 +64,13 @@ def _fewer(world: World, machines: int, random: np.random.Generator) -> World:
     )
 
 
-def remove(world: World, workers: list[int]) -> World:
+def remove(world: World, workers: tuple[int, ...]) -> World:
     """The world without the workers of these numbers."""
     for worker in workers:
         if worker not in world.workers:
             raise BadInput(f"without={worker}: there is no such worker; there are {_range(world.workers)}")
     rest = [column for column, worker in enumerate(world.workers) if worker not in workers]
-    if len(rest) < 1:
+    if not rest:
         raise BadInput(f"without={'+'.join(map(str, workers))} leaves no worker; name fewer")
     return world.with_columns(rest)
 

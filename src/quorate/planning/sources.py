@@ -44,6 +44,10 @@ class TicketTimes(Recorder):
         self.noise_scales: list[float] = []  # in time order
         self._place: dict[int, int] = {}  # open ticket -> its index in the lists
 
+    @property
+    def workers(self) -> list[int]:
+        return sorted(set(self.worker))
+
     def listening(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Pass the records on, and keep the core wait of the last one, which recorders do not receive."""
         for record in records:
@@ -116,7 +120,7 @@ def world_of_trace(path: Path) -> tuple[World, str]:
         )
     has_rounds = header.get("rounds", header["policy"]["name"] not in WITHOUT_ROUNDS)
     table = _by_round(tickets) if has_rounds else _by_index(tickets)
-    (seconds, observed, transfer, span), workers = _without_blanks(table, sorted(set(tickets.worker)), source, notes)
+    (seconds, observed, transfer, span), workers = _without_blanks(table, tickets.workers, source, notes)
     real = header["engine"]["name"] != "simulated"
     if real and len(seconds) > 10:  # the first round includes the start of the processes
         seconds, observed, span = seconds[1:], observed[1:], span[1:]
@@ -190,10 +194,12 @@ def _core_cautions(tickets: TicketTimes) -> tuple[list[str], bool]:
         return [], False
     share = "" if wait is None else f" {min(wait, 1.0):.0%} of their time"
     if workers <= cores:
-        return ([] if wait is None else [
+        if wait is None:
+            return [], False
+        return [
             f"the workers waited for a core{share}, though there were enough for {workers}: other programs kept the "
             "machine busy, and their load is in every figure; record again on a machine with nothing else to do"
-        ]), False  # fmt: skip
+        ], False
     return [
         f"{workers} workers shared {cores} core{'s' if cores > 1 else ''} and waited for one{share}. Their times show "
         f"how the machine divides its cores, not how workers differ, so no other split can be foretold. On this "
@@ -224,14 +230,14 @@ def _by_round(tickets: TicketTimes) -> Table:
     """One row per finished round: the first ticket of every worker on that version."""
     versions = sorted(version for version in tickets.filled_s if version in tickets.opened_s)[-_MOST_ROUNDS:]
     row_of = {version: row for row, version in enumerate(versions)}
-    column_of = {worker: column for column, worker in enumerate(sorted(set(tickets.worker)))}
+    column_of = {worker: column for column, worker in enumerate(tickets.workers)}
     cells: dict[tuple[int, int], int] = {}
     for place, version in enumerate(tickets.version):
         if version in row_of and tickets.seconds[place] is not None:
             cells.setdefault((row_of[version], column_of[tickets.worker[place]]), place)
     opened = [tickets.opened_s[version] for version in versions]
     ends = [*opened[1:], max(tickets.ended_s, opened[-1])] if opened else []
-    return _table(tickets, cells, len(column_of), np.array(ends) - np.array(opened))
+    return _table(tickets, cells, np.array(ends) - np.array(opened))
 
 
 def _by_index(tickets: TicketTimes) -> Table:
@@ -244,22 +250,21 @@ def _by_index(tickets: TicketTimes) -> Table:
     for place, worker in enumerate(tickets.worker):
         if tickets.seconds[place] is not None:
             mine.setdefault(worker, []).append(place)
-    workers = sorted(set(tickets.worker))
     rounds = min(_MOST_ROUNDS, max((len(places) for places in mine.values()), default=0))
     span_s = tickets.ended_s / max(1, rounds)
     cells: dict[tuple[int, int], int] = {}
-    for column, worker in enumerate(workers):
+    for column, worker in enumerate(tickets.workers):
         places = mine.get(worker, [])
         starts = np.array([tickets.started_s[place] for place in places])
         for row, next_one in enumerate(np.searchsorted(starts, np.arange(rounds) * span_s).tolist()):
             if next_one < len(places):
                 cells[row, column] = places[next_one]
-    return _table(tickets, cells, len(workers), np.full(rounds, span_s))
+    return _table(tickets, cells, np.full(rounds, span_s))
 
 
-def _table(tickets: TicketTimes, cells: dict[tuple[int, int], int], workers: int, span_s: Floats) -> Table:
+def _table(tickets: TicketTimes, cells: dict[tuple[int, int], int], span_s: Floats) -> Table:
     """cells: (row, column) -> index of the ticket in the lists."""
-    shape = len(span_s), workers
+    shape = len(span_s), len(tickets.workers)
     seconds, observed = np.full(shape, np.nan), np.zeros(shape, dtype=np.bool_)
     transfer = np.full(shape, np.nan) if tickets.parts else None
     for cell, place in cells.items():
@@ -301,13 +306,10 @@ def _slowest_parts(tickets: TicketTimes) -> dict[int, str] | None:
     """`slowest_parts` from the tickets; None if the trace has no parts."""
     if not tickets.parts:
         return None
-    sums: dict[int, list[float]] = {}
+    by_worker: dict[int, list[Parts]] = {}
     for place, parts in tickets.parts.items():
-        total = sums.setdefault(tickets.worker[place], [0.0, 0.0, 0.0, 0.0])
-        for part, took in enumerate(parts):
-            total[part] += took
-        total[3] += 1
-    means = {worker: [total / sum_[3] for total in sum_[:3]] for worker, sum_ in sums.items()}
+        by_worker.setdefault(tickets.worker[place], []).append(parts)
+    means = {worker: np.mean(parts, axis=0).tolist() for worker, parts in by_worker.items()}
     return slowest_parts(means, PARTS)
 
 

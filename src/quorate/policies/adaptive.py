@@ -321,9 +321,8 @@ class AdaptiveBackup(TimedRoundPolicy):
         """The arguments of `_plan` for the next round: the quorum, or a later place for as long as it may be worth."""
         place = self._place
         ordinary: tuple[int, int, float | None] = place, place, None
-        if (
-            len(self._rounds) < YOUNG_ROUNDS and self._rate
-        ):  # a first choice may be far off, so rounds have a time limit
+        if len(self._rounds) < YOUNG_ROUNDS and self._rate:
+            # A first choice may be far off, so rounds have a time limit.
             ordinary = place, min(place, self._half()), GUARD * self._gain(place) / self._rate
         if place == self._top or self._since_look + 1 < LOOK_EVERY or not self._rate:
             return ordinary

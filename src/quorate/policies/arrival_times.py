@@ -12,7 +12,7 @@ A round is a list: [places it waited for, seconds when it closed, seconds of the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from operator import sub
 from typing import NamedTuple
@@ -69,26 +69,31 @@ def _gap(observed: list[float], censored: list[float]) -> Gap | None:
         return None
     if not censored:
         return Gap(sum(observed) / count, count, max(observed))
-    return Gap(restricted_mean(observed, censored, math.inf), count, max(max(censored), max(observed, default=0.0)))
+    return Gap(mean_wait(observed, censored), count, max(*censored, max(observed, default=0.0)))
 
 
-def restricted_mean(observed: Iterable[float], censored: Iterable[float], horizon: float) -> float:
-    """The mean of min(value, horizon), by Kaplan and Meier: the area under the share that is still waiting.
+def _still_waiting(observed: Sequence[float], censored: Sequence[float]) -> Iterator[tuple[float, float, float]]:
+    """(share that still waits, from, until), by Kaplan and Meier; the last of these ends at infinity."""
+    ends = sorted([*((value, 0) for value in observed), *((value, 1) for value in censored)])
+    share, last = 1.0, 0.0
+    for at_risk, (value, is_censored) in zip(range(len(ends), 0, -1), ends, strict=True):
+        yield share, last, value
+        last = value
+        if not is_censored:
+            share *= 1 - 1 / at_risk
+    yield share, last, math.inf
+
+
+def mean_wait(observed: Sequence[float], censored: Sequence[float]) -> float:
+    """The mean, where censored values are lower bounds: the area under the share that still waits.
 
     The share that still waits at the longest time seen is assumed to wait as long again. A shorter wait would be too
     optimistic under heavy tails; with a longer one, the place would never be tried.
     """
-    ends = sorted([*((value, 0) for value in observed), *((value, 1) for value in censored)])
-    at_risk, share, area, last = len(ends), 1.0, 0.0, 0.0
-    for value, is_censored in ends:
-        if value >= horizon:
-            return area + share * (horizon - last)
-        area += share * (value - last)
-        last = value
-        if not is_censored:
-            share *= 1 - 1 / at_risk
-        at_risk -= 1
-    return area + share * min(last, horizon - last)
+    area = 0.0
+    for share, start, end in _still_waiting(observed, censored):
+        area += share * (end - start if end < math.inf else start)
+    return area
 
 
 def means(found: Sequence[Gap | None], quorum: int) -> list[float | None]:
@@ -151,18 +156,14 @@ def patience(seen: list[float], given_up: list[float], worth_s: float) -> float:
     clearly above `worth_s`. The share that still waited at the longest time seen, or one further round if that is
     more, is assumed to wait until then.
     """
-    clearly = _CLEARLY * worth_s
-    ends = sorted([*((value, 0) for value in seen), *((value, 1) for value in given_up)])
-    at_risk, share, area, last = len(ends), 1.0, 0.0, 0.0
-    for value, is_censored in ends:
-        if area + share * (value - last) >= clearly:
-            return last + (clearly - area) / share
-        area += share * (value - last)
-        last = value
-        if not is_censored:
-            share *= 1 - 1 / at_risk
-        at_risk -= 1
-    return last + (clearly - area) / max(share, 1 / (len(ends) + 1))
+    clearly, area = _CLEARLY * worth_s, 0.0
+    for share, start, end in _still_waiting(seen, given_up):
+        if end == math.inf:
+            share = max(share, 1 / (len(seen) + len(given_up) + 1))
+        if area + share * (end - start) >= clearly:
+            return start + (clearly - area) / share
+        area += share * (end - start)
+    raise AssertionError("the last share waits forever")
 
 
 #: Probability of a false alarm in one test for a change.

@@ -1,4 +1,4 @@
-"""Whether code that a trace names may be run.
+"""Loads the classes of users' tasks and policies by name, and decides whether code that a trace names may be run.
 
 A trace is data, and anybody may have written it. One rule for tasks and policies: their code runs only if its file is
 in the current folder and belongs to the current user. The user who replays or resumes the run must name any other code
@@ -7,12 +7,69 @@ again.
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from quorate.errors import BadInput
+from quorate.errors import BadInput, close_to
+
+
+def load_class(kind: str, text: str) -> Any:
+    """The class of `file.py:Class` or `package.module:Class`; `kind` is "task" or "policy"."""
+    where, _, name = (text, "", "") if text.endswith(".py") else text.rpartition(":")
+    if not name:
+        raise BadInput(_which_class(kind, text))
+    module = _load_file(kind, where) if where.endswith(".py") else _load_module(kind, where)
+    if not hasattr(module, name):
+        known = [one for one, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        hint = close_to(name, known) or (f"; it has: {', '.join(known)}" if known else "")
+        raise BadInput(f"{kind} {text!r}: {where} has no class {name!r}{hint}")
+    return getattr(module, name)
+
+
+def _which_class(kind: str, path: str) -> str:
+    """The error for a file that was named without a class. The file is parsed, not run."""
+    if not Path(path).is_file():
+        return f"{kind} file {path!r} does not exist; give file.py:Class"
+    try:
+        parsed = ast.parse(Path(path).read_bytes())
+    except (SyntaxError, ValueError) as error:
+        return f"{kind} file {path!r} cannot be read: {error}"
+    found = [f"{path}:{node.name}" for node in parsed.body if isinstance(node, ast.ClassDef)]
+    if not found:
+        return f"{kind} file {path!r} has no class; a {kind} is a class (docs/extending.md)"
+    return f"{kind} {path!r} does not say which class; write {' or '.join(found)}"
+
+
+def _load_file(kind: str, path: str) -> Any:
+    file = Path(path)
+    if not file.is_file():
+        raise BadInput(f"{kind} file {path!r} does not exist; give file.py:Class")
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is not None and Path(script).exists() and file.samefile(script):
+        return sys.modules["__main__"]  # the running script must not run again
+    spec = importlib.util.spec_from_file_location(f"quorate_task_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise BadInput(f"{kind} file {path!r} cannot be imported: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _load_module(kind: str, name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise BadInput(f"{kind} module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def code_to_run(kind: str, recorded: str, file: str | None = None) -> str:
