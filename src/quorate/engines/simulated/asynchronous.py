@@ -52,7 +52,7 @@ class TicketGradient(NamedTuple):
 
 class _Version(NamedTuple):
     flat: Flat
-    buffers: list[Tensor]
+    buffers: Flat
 
 
 class KeptGradients(Strategy):
@@ -113,8 +113,8 @@ class KeptGradients(Strategy):
             return
         old = self._old[version]
         self.learner.point_at(old.flat)
-        self.worker.buffers.load(old.buffers)
-        yield old.buffers
+        self.worker.buffers.load(old.buffers.views)
+        yield old.buffers.views
         self.learner.point_at(self.learner.flat)
 
     def _snapshot(self, version: int) -> Flat:
@@ -184,7 +184,7 @@ class KeptGradients(Strategy):
         # With delay compensation a gradient may still refer to the oldest copy, so its memory is not reused.
         flat = self.learner.flat.copy() if spare is None or self._compensation else spare.flat
         flat.buffer.copy_(self.learner.flat.buffer)
-        self._old[version] = _Version(flat, self.worker.buffers.newest())
+        self._old[version] = _Version(flat, self.worker.buffers.flat.copy())
 
 
 class GradientMemory:

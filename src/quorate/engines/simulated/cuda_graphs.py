@@ -232,8 +232,7 @@ class GraphedGradients(PooledGradients[_Slot]):
         flat, old = self.learner.flat, self._old[ticket.version]
         self._newest.buffer.copy_(flat.buffer)
         flat.buffer.copy_(old.flat.buffer)
-        if old.buffers:
-            torch._foreach_copy_(self._graph.start.views, old.buffers)
+        self._graph.start.buffer.copy_(old.buffers.buffer)
         self._graph.launch([ticket.batch])
         flat.buffer.copy_(self._newest.buffer)
 

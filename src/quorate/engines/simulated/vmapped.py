@@ -345,14 +345,10 @@ class VmappedGradients(PooledGradients[_Slot]):
     def _slot_reading(self, version: int) -> _Slot:
         slot = self._free_slot()
         slot.numbers = None
-        if version == self.learner.version:
-            slot.point.buffer.copy_(self.learner.flat.buffer)
-            slot.read_buffers.buffer.copy_(self.worker.buffers.flat.buffer)
-        else:
-            old = self._old[version]
-            slot.point.buffer.copy_(old.flat.buffer)
-            if old.buffers:
-                torch._foreach_copy_(slot.read_buffers.views, old.buffers)
+        newest = self.learner.flat, self.worker.buffers.flat
+        flat, buffers = newest if version == self.learner.version else self._old[version]
+        slot.point.buffer.copy_(flat.buffer)
+        slot.read_buffers.buffer.copy_(buffers.buffer)
         return slot
 
     def _due(self, ticket: Ticket, slot: _Slot) -> GradientFacts:
