@@ -3,8 +3,8 @@
 python -m benchmarks.gpu_simulator [TASK …] [--updates N] [--batch N] [--workers N] [--without-bits]
 
 The nets of experiments/inception, pixelcnn and staleness, and a smaller one, on made-up pictures: async and in rounds,
-with recorded gradients (CUDA graphs) and without, and side by side. Prints, for each, gradients a second, and simulated
-worker-hours a device-minute. Also whether recording changes the parameters: it must not, by a single bit.
+with CUDA graphs and without, and in vmapped calls. Prints, for each, gradients a second, and simulated
+worker-hours a device-minute. Also whether graphs change the parameters: they must not, by a single bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quorate.tasks.inception import Cifar10Inception
 from quorate.tasks.mnist import Mnist
 from quorate.tasks.pixelcnn import PixelCnn
 
-RECORDED, CALL_BY_CALL, SIDE_BY_SIDE = "recorded", "call by call", "side by side"
+GRAPHS, CALL_BY_CALL, VMAPPED = "CUDA graphs", "call by call", "vmapped"
 
 
 def run(
@@ -51,7 +51,7 @@ def run(
             "chen2016",
             device="cuda",
             graphs=how != CALL_BY_CALL,
-            together=how == SIDE_BY_SIDE or policy.staleness_bound == 0,  # a round is one batch
+            together=how == VMAPPED or policy.staleness_bound == 0,  # a round is one batch
         ),
         updates=updates,
         batch_size=batch_size,
@@ -105,7 +105,7 @@ def main() -> int:
     unknown = set(given.tasks) - set(tasks)
     if unknown:
         parser.error(f"there is no task {', '.join(sorted(unknown))}; there are {', '.join(tasks)}")
-    ways = (RECORDED, SIDE_BY_SIDE) if given.without_bits else (RECORDED, CALL_BY_CALL, RECORDED, SIDE_BY_SIDE)
+    ways = (GRAPHS, VMAPPED) if given.without_bits else (GRAPHS, CALL_BY_CALL, GRAPHS, VMAPPED)
     failed = 0
     for name, make in tasks.items():
         if given.tasks and name not in given.tasks:
@@ -113,10 +113,10 @@ def main() -> int:
         for policy, workers, updates in policies:
             digests = set()
             for how in ways:
-                if how == SIDE_BY_SIDE and policy.staleness_bound == 0:
+                if how == VMAPPED and policy.staleness_bound == 0:
                     continue
                 line, bits = run(make(), policy, workers, given.batch, updates, how)
-                if how != SIDE_BY_SIDE:  # which rounds otherwise
+                if how != VMAPPED:  # which rounds otherwise
                     digests.add(bits)
                 print(f"{name:10} {policy.name:9} {workers:4} workers {how:13} {line}", flush=True)
             if len(digests) > 1:

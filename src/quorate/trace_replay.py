@@ -102,7 +102,7 @@ class ReplayedEngine(InProcessEngine):
     def cancel(self, ticket: Ticket) -> None:
         self._cancelled[ticket.id] = self._tickets.pop(ticket.id)
         if self._strategy is not None:
-            self._strategy.ended(ticket, arrived=False)
+            self._strategy.ended(ticket)
 
     def set_timer(self, at: float, key: int) -> None:
         pass  # the trace has the timer's event
@@ -197,7 +197,7 @@ class ReplayedEngine(InProcessEngine):
             for number in record["tickets"]:
                 ended = self._tickets.pop(number, None)
                 if ended is not None and self._strategy is not None:
-                    self._strategy.ended(ended, arrived=False)
+                    self._strategy.ended(ended)
             return WorkerLost(record["time"], record["worker"], tuple(record["tickets"]))
         return Timer(record["time"], record["key"]) if kind == "timer" else None
 

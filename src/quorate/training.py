@@ -14,7 +14,7 @@ from quorate.checkpoint import CheckpointFolder
 from quorate.conditions import KnownMeasure, Until, check_known
 from quorate.coordinator import DATA_USED_UP, LIMIT_REACHED
 from quorate.engines.base import Engine, Job
-from quorate.engines.local import Local
+from quorate.engines.local.engine import Local
 from quorate.engines.ray import Ray
 from quorate.errors import BadInput, check_at_least
 from quorate.learner import Learning

@@ -149,7 +149,7 @@ def test_delayed_rounds_with_compensation_are_computed_apart() -> None:
     engine = quorate.Simulated(4, together=True)
     learning = quorate.Learning(delay_compensation=0.5)
     result = quorate.train(Toy(mlp), quorate.Delayed(1), engine, updates=3, learning=learning)
-    assert result.metrics.header["engine"]["arithmetic"] == "abreast"
+    assert result.metrics.header["engine"]["arithmetic"] == "vmapped"
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

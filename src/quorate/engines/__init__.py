@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quorate.engines.base import Engine, Job, Outcome
-from quorate.engines.local import Local
+from quorate.engines.local.engine import Local
 from quorate.engines.ray import Ray
 from quorate.engines.simulated.engine import Simulated
 

@@ -171,9 +171,6 @@ class CharLm(ScheduledTask):
     def optimizer(self, params: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(params, lr=self.lr, betas=(0.9, 0.99), weight_decay=self.weight_decay)
 
-    def share_of_lr(self, version: int) -> float:
-        return self._rise_and_fall(version)
-
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         nats = mean_loss(self, model, self._test, _AT_ONCE)
         return {"test_loss": nats, "bits": nats / math.log(2)}

@@ -26,6 +26,7 @@ from quorate.tasks.images import (
     RiseAndCosine,
     ScheduledTask,
     accuracy_and_loss,
+    checked_precision,
     first_samples,
     shifted_and_flipped,
     standardised,
@@ -237,9 +238,7 @@ class Cifar10(ScheduledTask):
     ) -> None:
         if net not in NETS:
             raise unknown_name("net", net, NETS)
-        if precision not in (None, *PRECISIONS):
-            raise unknown_name("precision", str(precision), PRECISIONS)
-        self.net, self.augment, self.precision = net, augment, precision
+        self.net, self.augment, self.precision = net, augment, checked_precision(precision, PRECISIONS)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self._rise_and_fall = RiseAndCosine(updates, warm_up_share)
         train, test = data if isinstance(data, tuple) else load_cifar10(data)
@@ -260,9 +259,6 @@ class Cifar10(ScheduledTask):
         return torch.optim.SGD(
             params, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay, nesterov=self.momentum > 0
         )
-
-    def share_of_lr(self, version: int) -> float:
-        return self._rise_and_fall(version)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         device = next(model.parameters()).device

@@ -19,38 +19,33 @@ VARIABLE = "QUORATE_DATA"
 _TIMEOUT_S = 10.0  # for each response of the server
 
 
-@dataclass(frozen=True)
-class Archive:
-    """A published tar file, and the members of it that a task needs.
+@dataclass(frozen=True, kw_only=True)
+class _Data:
+    """Data on a server.
 
     name: of the data, for messages.
-    md5: of the tar file.
-    files: names of the members, which are also their paths below the data folder.
-    sizes_bytes: of the members.
-    """
-
-    name: str
-    url: str
-    md5: str
-    files: tuple[str, ...]
-    sizes_bytes: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class SingleFiles:
-    """Files that are published one by one under the same URL.
-
-    name: of the data, for messages.
-    url: without the file's own name, which is appended.
     files: paths below the data folder.
-    md5s, sizes_bytes: of the files.
+    sizes_bytes: of the files.
     """
 
     name: str
     url: str
     files: tuple[str, ...]
-    md5s: tuple[str, ...]
     sizes_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive(_Data):
+    """A tar file, and the members of it that a task needs, which are its `files`."""
+
+    md5: str  # of the tar file
+
+
+@dataclass(frozen=True, kw_only=True)
+class SingleFiles(_Data):
+    """Files that are published one by one; a file's own name is appended to the URL."""
+
+    md5s: tuple[str, ...]
 
     def url_of(self, name: str) -> str:
         return f"{self.url.rstrip('/')}/{Path(name).name}"

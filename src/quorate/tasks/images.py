@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.data import TensorDataset
 
-from quorate.errors import BadInput, check_at_least
+from quorate.errors import BadInput, check_at_least, unknown_name
 from quorate.task import Task
 
 #: Pictures in one batch of an evaluation.
@@ -21,9 +21,10 @@ _AT_ONCE = 2000
 
 
 class ScheduledTask(Task):
-    """A task with its training data in `_train` and a learning rate that follows `share_of_lr`."""
+    """A task with its training data in `_train`. Its rate follows `share_of_lr`, by default `_rise_and_fall`."""
 
     _train: TensorDataset
+    _rise_and_fall: RiseAndCosine
 
     def train_data(self) -> TensorDataset:
         return self._train
@@ -33,7 +34,13 @@ class ScheduledTask(Task):
 
     def share_of_lr(self, version: int) -> float:
         """Factor of the learning rate for the update that follows `version`."""
-        raise NotImplementedError
+        return self._rise_and_fall(version)
+
+
+def checked_precision(precision: str | None, known: Sequence[str] = ("float32", "tf32")) -> str | None:
+    if precision not in (None, *known):
+        raise unknown_name("precision", str(precision), known)
+    return precision
 
 
 def use_precision(precision: str | None) -> None:

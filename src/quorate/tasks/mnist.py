@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from quorate.errors import BadInput, check_at_least, unknown_name
+from quorate.errors import BadInput, check_at_least
 from quorate.tasks.files import SingleFiles, files_of
-from quorate.tasks.images import ScheduledTask, accuracy_and_loss, turned_and_zoomed, use_precision
+from quorate.tasks.images import ScheduledTask, accuracy_and_loss, checked_precision, turned_and_zoomed, use_precision
 
 #: Initial length of the directions. A step turns a longer direction by a smaller angle, which lowers the curvature of
 #: the loss: at a learning rate of 0.1 the net tolerates a staleness of 10 with length 4, but not with length 1.
@@ -88,7 +88,6 @@ MNIST = SingleFiles(
 #: Of the training pictures, for values in 0..1.
 MEAN, DEVIATION = 0.1307, 0.3081
 
-PRECISIONS = ("float32", "tf32")
 CHANNELS = (32, 64, 64, 128)
 
 
@@ -174,8 +173,7 @@ class Mnist(ScheduledTask):
         channels: tuple[int, ...] = CHANNELS,
         precision: str | None = None,
     ) -> None:
-        if precision not in (None, *PRECISIONS):
-            raise unknown_name("precision", str(precision), PRECISIONS)
+        self.precision = checked_precision(precision)
         if updates is not None:
             check_at_least("updates", updates, 1)
         if not 0 < anneal_share <= 1:
@@ -188,7 +186,7 @@ class Mnist(ScheduledTask):
         self._train = TensorDataset(*(tensor[:cut] for tensor in train.tensors))
         self._test = TensorDataset(*(tensor[cut:] for tensor in train.tensors)) if held_out else test
         self.lr, self.updates, self.anneal_share = lr, updates, anneal_share
-        self.augment, self.channels, self.precision = augment, channels, precision
+        self.augment, self.channels = augment, channels
 
     def model(self) -> nn.Module:
         use_precision(self.precision)

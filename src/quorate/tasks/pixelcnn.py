@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from quorate.errors import BadInput, check_at_least, unknown_name
-from quorate.tasks.cifar10 import PRECISIONS, Data, load_cifar10
-from quorate.tasks.images import ScheduledTask, first_samples, mean_loss, use_precision
+from quorate.errors import BadInput, check_at_least
+from quorate.tasks.cifar10 import Data, load_cifar10
+from quorate.tasks.images import ScheduledTask, checked_precision, first_samples, mean_loss, use_precision
 
 COLOURS, VALUES = 3, 256
 #: Limits of the logarithmic scales. Beyond them a logistic is narrower than one value or much wider than all values,
@@ -139,8 +139,6 @@ class PixelCnn(ScheduledTask):
         train_samples: int | None = None,
         test_samples: int | None = 500,
     ) -> None:
-        if precision not in (None, "float32", "tf32"):
-            raise unknown_name("precision", str(precision), PRECISIONS[:2])
         if updates is not None:
             check_at_least("updates", updates, 1)
         if not 0 <= warm_up_share <= drop_share <= 1:
@@ -150,7 +148,8 @@ class PixelCnn(ScheduledTask):
             )
         self.lr, self.updates, self.final_share = lr, updates, final_share
         self.warm_up_share, self.drop_share = warm_up_share, drop_share
-        self.channels, self.layers, self.mixtures, self.precision = channels, layers, mixtures, precision
+        self.channels, self.layers, self.mixtures = channels, layers, mixtures
+        self.precision = checked_precision(precision)
         train, test = data if isinstance(data, tuple) else load_cifar10(data)
         self._train = TensorDataset(first_samples(train, train_samples, "train_samples").tensors[0])
         self._test = first_samples(test, test_samples, "test_samples").tensors[0]

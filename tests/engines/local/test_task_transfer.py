@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 
 import quorate
 from quorate.engines.local import worker
-from quorate.engines.local.task_transfer import read_description, read_task, write_job
 from quorate.engines.shared.shared_memory import anonymous_file
+from quorate.engines.shared.task_transfer import read_description, read_task, write_job
 from quorate.task import BoundTask
 from tests.engines.local.tasks import Mark
 from tests.toy_tasks import Toy
@@ -136,17 +135,6 @@ def test_conjugate_views_come_as_they_were(send: Any, view: Any) -> None:
     z = torch.tensor([1 + 2j, 3 - 4j])
     came = send(z=view(z)).received().z.tolist()
     assert came == view(z).tolist()
-
-
-def test_a_task_larger_than_one_system_call_can_write(send: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel writes and reads at most 2 GiB at once; here it is made to do less, so that this takes no 2 GiB."""
-    real_write, real_read = os.pwrite, os.pread
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real_write(fd, bytes(data)[:1000], offset))
-    monkeypatch.setattr(os, "pread", lambda fd, count, offset: real_read(fd, min(count, 1000), offset))
-    came = ""
-    with contextlib.suppress(Exception):
-        came = send(text="x" * 5000).received().text
-    assert came == "x" * 5000
 
 
 # ------------------------------------------------------------ in real workers

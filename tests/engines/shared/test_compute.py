@@ -45,7 +45,7 @@ class Case(Toy):
         return self.of_model(model)
 
 
-class Bench:
+class IsolatedComputer:
     """A worker's computer, alone with two blocks: one for the version, one for the gradient."""
 
     def __init__(self, task: Any, check: Callable[[], None] = lambda: None, wire: str = "fp32") -> None:
@@ -84,8 +84,8 @@ class Bench:
 
 
 @contextmanager
-def bench(task: Any, **options: Any) -> Iterator[Bench]:
-    made = Bench(task, **options)
+def isolated_computer(task: Any, **options: Any) -> Iterator[IsolatedComputer]:
+    made = IsolatedComputer(task, **options)
     try:
         yield made
     finally:
@@ -95,7 +95,7 @@ def bench(task: Any, **options: Any) -> Iterator[Bench]:
 
 def computed(task: Any, **options: Any) -> list[Tensor | None]:
     """The gradient that a worker computes, twice."""
-    with bench(task, **options) as one:
+    with isolated_computer(task, **options) as one:
         first, second = one.compute(), one.compute()
         at_rest = one.computer.model.training and all(parameter.grad is None for parameter in one.computer.params)
     assert same(first, second) and at_rest
@@ -241,13 +241,13 @@ def test_the_layers_do_write_themselves(monkeypatch: pytest.MonkeyPatch) -> None
     calls = []
     put = compute.DirectLinears.put
     monkeypatch.setattr(compute.DirectLinears, "put", lambda self, *rest: calls.append(rest[0]) or put(self, *rest))
-    with bench(Case(net, lambda m: mse(m(X)))) as one:
+    with isolated_computer(Case(net, lambda m: mse(m(X)))) as one:
         one.compute()
         assert sorted(calls) == [0, 2] and one.computer._direct.written == {0, 2}
 
 
 def test_several_uses_are_left_to_autograd() -> None:
-    with bench(Case(*FINE["used twice"])) as one:
+    with isolated_computer(Case(*FINE["used twice"])) as one:
         one.compute()
         assert one.computer._direct.written == set()
 
@@ -346,7 +346,7 @@ def test_looking_between_layers_changes_no_bit(monkeypatch: pytest.MonkeyPatch, 
     task = Toy(make) if make is batch_norm_net else Case(make, lambda m: mse(m(X)))
     batch = list(zip(*[task.data[index] for index in range(8)], strict=True))
     batch = [torch.stack(column) for column in batch]
-    with bench(task, check=lambda: looked.append(0)) as one:
+    with isolated_computer(task, check=lambda: looked.append(0)) as one:
         first = one.compute(batch)
         before = len(looked)
         one.computer.look_at(one.read, 0)
@@ -367,7 +367,7 @@ def test_work_that_is_abandoned_anywhere_leaves_no_trace(monkeypatch: pytest.Mon
             raise Cancelled
 
     task = Case(net, lambda m: mse(m(X)))
-    with bench(task, check=lambda: check()) as one:
+    with isolated_computer(task, check=lambda: check()) as one:
         looks[0] = -1000
         expected = one.compute()
         looks[0] = 0

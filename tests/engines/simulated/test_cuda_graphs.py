@@ -1,6 +1,6 @@
-"""Gradients and rounds recorded as CUDA graphs: the bits of those computed call by call.
+"""Gradients and rounds captured as CUDA graphs: the bits of those computed call by call.
 
-Without a GPU a stand-in runs the calls again where a graph would be replayed: all is tested but CUDA itself.
+Without a GPU a stand-in runs the calls again where a graph would be launched: all is tested but CUDA itself.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def _a_graph_or_its_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     if HAS_GPU:
         return
 
-    def record(compute: Callable[[], Tensor], clear: Callable[[], None], hold: Callable[[], Any], _: Any) -> Any:
+    def capture(compute: Callable[[], Tensor], clear: Callable[[], None], hold: Callable[[], Any], _: Any) -> Any:
         held, graph = hold(), Graph(compute, clear)
         return SimpleNamespace(graph=graph, output=graph.output, held=held)
 
-    monkeypatch.setattr(cuda_graphs, "record", record)
+    monkeypatch.setattr(cuda_graphs, "capture", capture)
     monkeypatch.setattr(cuda_graphs, "share_of_memory", lambda worker, batches: 0.001)
     monkeypatch.setattr(
         InProcessEngine,
@@ -73,7 +73,7 @@ def _normed() -> nn.Module:
 
 
 class CountsItsCalls(Toy):
-    """A loss that depends on something in Python, which a recording would not see."""
+    """A loss that depends on something in Python, which a graph would not see."""
 
     calls = 0
 
@@ -83,7 +83,7 @@ class CountsItsCalls(Toy):
 
 
 class WaitsForTheDevice(Toy):
-    """After it has drawn by chance, which a failed recording must leave as it was."""
+    """After it has drawn by chance, which a failed capture must leave as it was."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = super().loss(model, batch)
@@ -98,8 +98,8 @@ class OneSampleIsNan(Toy):
         self.data.tensors[0][40] = torch.nan
 
 
-def _uses_a_recording(engine: quorate.Simulated) -> bool:
-    return getattr(engine._strategy, "_recording", None) is not None
+def _uses_a_graph(engine: quorate.Simulated) -> bool:
+    return getattr(engine._strategy, "_graph", None) is not None
 
 
 def _train(task: Any, policy: quorate.Policy, graphs: bool, together: bool | None = None, **learning: Any) -> str:
@@ -121,8 +121,8 @@ LEARNING: list[dict[str, float]] = [{}, {"clip_norm": 0.5, "ema": 0.9}, {"delay_
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("learning", LEARNING, ids=repr)
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "side by side"])
-def test_a_recorded_run_has_the_bits_of_a_plain_one(
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "vmapped"])
+def test_a_run_with_graphs_has_the_bits_of_a_plain_one(
     policy: quorate.Policy, learning: dict[str, float], together: bool
 ) -> None:
     digests = {_train(Toy(_normed, plain_sgd), policy, graphs, together, **learning) for graphs in (True, False)}
@@ -142,7 +142,7 @@ def test_a_recorded_run_has_the_bits_of_a_plain_one(
 )
 @pytest.mark.parametrize("learning", LEARNING[:2], ids=repr)
 @pytest.mark.parametrize("optimizer", [sgd, adam])
-def test_a_recorded_round_has_the_bits_of_a_plain_one(
+def test_a_round_as_a_graph_has_the_bits_of_a_plain_one(
     policy: quorate.Policy, workers: int, learning: dict[str, float], optimizer: Any, tmp_path: Path
 ) -> None:
     traces = []
@@ -150,7 +150,7 @@ def test_a_recorded_round_has_the_bits_of_a_plain_one(
         engine = quorate.Simulated(workers, "shifted-exp:1,1", device=DEVICE, graphs=graphs, together=True)
         options: dict[str, Any] = {"learning": quorate.Learning(**learning), "out": tmp_path / str(graphs)}
         result = quorate.train(Toy(_normed, optimizer), policy, engine, updates=60, evaluate_every=20, **options)
-        assert _uses_a_recording(engine) == graphs
+        assert _uses_a_graph(engine) == graphs
         header, *lines = (tmp_path / str(graphs) / "trace.jsonl").read_text().splitlines()
         assert json.loads(header)["engine"]["graphs"] is graphs
         traces.append((lines, result.digest))
@@ -236,7 +236,7 @@ def test_double_precision_stays_double(policy: quorate.Policy, learning: dict[st
     assert len(digests) == 1
 
 
-def test_a_replay_records_only_what_the_run_recorded(tmp_path: Path) -> None:
+def test_a_replay_uses_graphs_only_where_the_run_did(tmp_path: Path) -> None:
     calls: list[int] = []
 
     class Shifts(Toy):
@@ -252,7 +252,7 @@ def test_a_replay_records_only_what_the_run_recorded(tmp_path: Path) -> None:
     quorate.replay(tmp_path / "run" / "trace.jsonl", Shifts(_normed), device=DEVICE)
 
 
-def test_tensors_that_a_recording_reads_live_as_long_as_it_does() -> None:
+def test_tensors_that_a_graph_reads_live_as_long_as_it_does() -> None:
     class Grows(Toy):
         """A table that measuring replaces by a larger one."""
 
@@ -266,12 +266,12 @@ def test_tensors_that_a_recording_reads_live_as_long_as_it_does() -> None:
     task = Grows(_normed)
     engine = quorate.Simulated(4, "shifted-exp:1,1", device=DEVICE, together=True)
     quorate.train(task, quorate.FullSync(), engine, updates=3)
-    held = engine._strategy._recording._recording.held
+    held = engine._strategy._graph._captured.held
     values = [value for place in held for value in (place.values() if isinstance(place, dict) else place)]
     assert any(value is task.table for value in values)
 
 
-def test_a_round_that_is_not_finite_is_found_in_a_replay() -> None:
+def test_a_round_that_is_not_finite_is_found_with_a_graph() -> None:
     digests = {_train(OneSampleIsNan(_normed, sgd), quorate.FullSync(), graphs, True) for graphs in (True, False)}
     assert len(digests) == 1
 
@@ -282,26 +282,26 @@ def test_an_engine_that_is_used_again_without_a_task_learns_nothing() -> None:
     assert quorate.train(None, quorate.FullSync(), engine, updates=3).parameters == {}
 
 
-def test_a_large_round_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_round_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "_MOST_MEMORY", 0.0)
     engine = quorate.Simulated(5, "shifted-exp:1,1", device=DEVICE, together=True)
     quorate.train(Toy(_normed, sgd), quorate.FullSync(), engine, updates=3)
-    assert not _uses_a_recording(engine)
+    assert not _uses_a_graph(engine)
 
 
 @pytest.mark.parametrize("policy", [quorate.Async(), quorate.FullSync()], ids=repr)
 @pytest.mark.parametrize("task", [CountsItsCalls, WaitsForTheDevice])
-def test_a_loss_that_cannot_be_recorded_is_computed_call_by_call(task: type[Toy], policy: quorate.Policy) -> None:
+def test_a_loss_that_cannot_be_captured_is_computed_call_by_call(task: type[Toy], policy: quorate.Policy) -> None:
     """After which chance still works, for it and for others."""
     for make in (task, Toy, task):
         assert _train(make(_normed), policy, True, isinstance(policy, quorate.FullSync)) is not None
 
 
-def test_lanes_recorded_have_the_bits_of_lanes_called() -> None:
+def test_a_captured_vmapped_call_has_the_bits_of_a_plain_one() -> None:
     digests = set()
     for graphs in (True, False):
         engine = quorate.Simulated(5, "shifted-exp:1,1", device=DEVICE, graphs=graphs, together=True)
         result = quorate.train(Toy(_normed, plain_sgd), quorate.Async(), engine, updates=60)
-        assert result.metrics.header["engine"]["arithmetic"] == "abreast"
+        assert result.metrics.header["engine"]["arithmetic"] == "vmapped"
         digests.add(result.digest)
     assert len(digests) == 1

@@ -1,4 +1,4 @@
-"""Gradients of several versions side by side: the same training as one by one, but for rounding."""
+"""Gradients of several versions in one vmapped call: the same training as one by one, but for rounding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POLICIES = [
 LEARNING: list[dict[str, float]] = [{}, {"clip_norm": 0.5, "ema": 0.9}, {"delay_compensation": 0.5}]
 
 
-#: Lanes are tried out with two batches, as in training and without chance.
+#: The vmapped model is tried with two batches, as in training and without randomness.
 TRIES = 2
 Computed = list[list[int]]
 
@@ -45,7 +45,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
     calls: Computed = []
     compute = vmapped.VmappedModel.compute
     monkeypatch.setattr(
-        vmapped.VmappedModel, "compute", lambda lanes, batches: (calls.append(list(batches)), compute(lanes, batches))
+        vmapped.VmappedModel, "compute", lambda model, batches: (calls.append(list(batches)), compute(model, batches))
     )
     return calls
 
@@ -83,16 +83,14 @@ def _arithmetic(result: quorate.Result) -> str:
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("learning", LEARNING, ids=repr)
 @pytest.mark.parametrize("make", [batch_norm_net, _pictures], ids=["batch norm", "pictures"])
-def test_a_run_side_by_side_is_the_run_one_by_one(
-    make: Any, policy: quorate.Policy, learning: dict[str, float]
-) -> None:
-    apart, abreast = (
+def test_a_vmapped_run_is_the_plain_run(make: Any, policy: quorate.Policy, learning: dict[str, float]) -> None:
+    plain, batched = (
         _run(Toy(make, plain_sgd), policy, together, learning=quorate.Learning(**learning))
         for together in (False, True)
     )
-    assert _arithmetic(apart) == "kept" and _arithmetic(abreast) == "abreast"
-    assert apart.metrics.seconds == abreast.metrics.seconds
-    _assert_close(apart, abreast)
+    assert _arithmetic(plain) == "kept" and _arithmetic(batched) == "vmapped"
+    assert plain.metrics.seconds == batched.metrics.seconds
+    _assert_close(plain, batched)
 
 
 @pytest.mark.parametrize("policy", [quorate.Delayed(1), quorate.Delayed(4), quorate.Delayed(20, warm_up=15)], ids=repr)
@@ -101,21 +99,21 @@ def test_a_run_side_by_side_is_the_run_one_by_one(
 def test_one_late_worker_computes_ahead(
     make: Any, policy: quorate.Delayed, learning: dict[str, float], computed: Computed
 ) -> None:
-    apart, abreast = (
+    plain, batched = (
         _run(Toy(make, plain_sgd, samples=92), policy, together, 1, learning=quorate.Learning(**learning))
         for together in (False, True)
     )
-    assert _arithmetic(apart) == "kept" and _arithmetic(abreast) == "abreast"
+    assert _arithmetic(plain) == "kept" and _arithmetic(batched) == "vmapped"
     assert max(map(len, computed)) >= min(policy.delay + 1, 8)  # at the end of an epoch a smaller batch is in the way
-    _assert_close(apart, abreast)
+    _assert_close(plain, batched)
 
 
 @pytest.mark.parametrize("optimizer", [sgd, adam], ids=["momentum", "adam"])
-def test_more_workers_than_lanes(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_workers_than_rows(optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quorate.engines.simulated.engine.MOST_AT_ONCE", 3)
-    apart, abreast = (_run(Toy(optimizer=optimizer), quorate.Async(), together, 8) for together in (False, True))
-    assert _arithmetic(abreast) == "abreast"
-    _assert_close(apart, abreast)
+    plain, batched = (_run(Toy(optimizer=optimizer), quorate.Async(), together, 8) for together in (False, True))
+    assert _arithmetic(batched) == "vmapped"
+    _assert_close(plain, batched)
 
 
 def test_several_are_computed_in_one_call(computed: Computed) -> None:
@@ -127,9 +125,9 @@ def test_several_are_computed_in_one_call(computed: Computed) -> None:
 
 def test_workers_that_leave_and_come_back() -> None:
     engine = {"faults": "lose:1@3;join:1@9;lose:2@5"}
-    apart, abreast = (_run(Toy(), quorate.Async(), together, engine=engine) for together in (False, True))
-    assert _arithmetic(abreast) == "abreast"
-    _assert_close(apart, abreast)
+    plain, batched = (_run(Toy(), quorate.Async(), together, engine=engine) for together in (False, True))
+    assert _arithmetic(batched) == "vmapped"
+    _assert_close(plain, batched)
 
 
 def test_what_is_lost_before_it_is_due_is_never_computed(computed: Computed) -> None:
@@ -143,7 +141,7 @@ def test_what_is_lost_before_it_is_due_is_never_computed(computed: Computed) -> 
 @pytest.mark.parametrize("samples", [27, 64])
 def test_to_the_end_of_the_data_whose_last_batch_may_be_smaller(policy: quorate.Policy, samples: int) -> None:
     """At the end of a run fewer and fewer tickets are under way."""
-    apart, abreast = (
+    plain, batched = (
         quorate.train(
             Toy(samples=samples, batch_size=8),
             policy,
@@ -152,8 +150,8 @@ def test_to_the_end_of_the_data_whose_last_batch_may_be_smaller(policy: quorate.
         )
         for together in (False, True)
     )
-    assert _arithmetic(abreast) == "abreast"
-    _assert_close(apart, abreast)
+    assert _arithmetic(batched) == "vmapped"
+    _assert_close(plain, batched)
 
 
 class BadSample(Toy):
@@ -168,17 +166,17 @@ class BadSample(Toy):
 
 
 def test_a_gradient_that_is_not_finite_spoils_no_other() -> None:
-    apart, abreast = (_run(BadSample(), quorate.Async(), together) for together in (False, True))
-    assert _arithmetic(abreast) == "abreast"
-    assert abreast.metrics.refused_tickets == apart.metrics.refused_tickets > 0
-    _assert_close(apart, abreast)
+    plain, batched = (_run(BadSample(), quorate.Async(), together) for together in (False, True))
+    assert _arithmetic(batched) == "vmapped"
+    assert batched.metrics.refused_tickets == plain.metrics.refused_tickets > 0
+    _assert_close(plain, batched)
 
 
 def test_what_comes_after_a_late_worker_is_foreseen_only_from_versions_that_are_there() -> None:
     """One that joins late takes up the batch that was refused, and is due when nobody else is under way."""
     task = BadSample(optimizer=plain_sgd, samples=64)
     task.bad = Ledger(64, 8, seed=0).indices(4)[0]
-    apart, abreast = (
+    plain, batched = (
         quorate.train(
             task,
             quorate.Delayed(3, late="finish"),
@@ -188,8 +186,8 @@ def test_what_comes_after_a_late_worker_is_foreseen_only_from_versions_that_are_
         )
         for together in (False, True)
     )
-    assert _arithmetic(abreast) == "abreast"
-    _assert_close(apart, abreast)
+    assert _arithmetic(batched) == "vmapped"
+    _assert_close(plain, batched)
 
 
 class AsksForANumber(Toy):
@@ -213,7 +211,7 @@ class Unused(nn.Module):
 
 
 class SumOfASum(Toy):
-    """Not a mean: one big batch would not do, lanes do."""
+    """Not a mean: one big batch would not do, a vmapped call does."""
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return super().loss(model, batch) ** 2
@@ -248,7 +246,7 @@ class Remembers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mean = x.detach().mean(0)
-        if self.in_place and self.training:  # not so while lanes are compared
+        if self.in_place and self.training:  # not so while gradients are compared
             self.mean.lerp_(mean, 0.01)
         elif not self.in_place:
             self.mean = self.mean.lerp(mean, 0.01)
@@ -297,7 +295,7 @@ class HasParametersFromElsewhere(Toy):
     ],
     ids=["number", "unused", "short", "one", "writes", "remembers", "in place", "keeps", "elsewhere"],
 )
-def test_what_cannot_go_side_by_side_goes_one_by_one(task: Any) -> None:
+def test_what_cannot_be_vmapped_is_computed_one_by_one(task: Any) -> None:
     result = _run(task(), quorate.Async(), True)
     assert _arithmetic(result) == "kept"
     assert result.digest == _run(task(), quorate.Async(), False).digest  # trying has left no trace
@@ -331,9 +329,9 @@ class ViewOfAConvolution(nn.Module):
 
 @pytest.mark.parametrize("make", [Recurrent, ViewOfAConvolution])
 def test_what_goes_side_by_side_all_the_same(make: Any) -> None:
-    apart, abreast = (_run(Toy(make, plain_sgd), quorate.Async(), together) for together in (False, True))
-    assert _arithmetic(abreast) == "abreast"
-    _assert_close(apart, abreast)
+    plain, batched = (_run(Toy(make, plain_sgd), quorate.Async(), together) for together in (False, True))
+    assert _arithmetic(batched) == "vmapped"
+    _assert_close(plain, batched)
 
 
 class LeavesOut(Toy):
@@ -348,9 +346,9 @@ class LeavesOut(Toy):
 def test_a_batch_that_does_not_fit_goes_alone(policy: quorate.Policy) -> None:
     task = LeavesOut(batch_norm_net, plain_sgd)
     workers = 1 if policy.history else 5
-    apart, abreast = (_run(task, policy, together, workers) for together in (False, True))
-    assert _arithmetic(abreast) == "abreast"
-    _assert_close(apart, abreast)
+    plain, batched = (_run(task, policy, together, workers) for together in (False, True))
+    assert _arithmetic(batched) == "vmapped"
+    _assert_close(plain, batched)
 
 
 class Huge(Toy):
@@ -362,11 +360,11 @@ class Huge(Toy):
 
 def test_a_gradient_is_finite_even_if_its_square_is_not() -> None:
     learning = quorate.Learning(clip_norm=1.0)
-    apart, abreast = (
+    plain, batched = (
         _run(Huge(optimizer=plain_sgd), quorate.Async(), together, learning=learning) for together in (False, True)
     )
-    assert _arithmetic(abreast) == "abreast" and abreast.metrics.refused_tickets == 0
-    _assert_close(apart, abreast)
+    assert _arithmetic(batched) == "vmapped" and batched.metrics.refused_tickets == 0
+    _assert_close(plain, batched)
 
 
 class Double(Toy):
@@ -382,18 +380,18 @@ class Double(Toy):
 
 def test_64_bits_stay_64_bits() -> None:
     learning = quorate.Learning(clip_norm=0.1)
-    apart, abreast = (
+    plain, batched = (
         _run(Double(optimizer=plain_sgd), quorate.Async(), together, learning=learning) for together in (False, True)
     )
-    assert _arithmetic(abreast) == "abreast"
-    assert apart.summary["loss"] == pytest.approx(abreast.summary["loss"], rel=1e-12)
-    torch.testing.assert_close(apart.parameters, abreast.parameters, rtol=1e-10, atol=1e-12)
+    assert _arithmetic(batched) == "vmapped"
+    assert plain.summary["loss"] == pytest.approx(batched.summary["loss"], rel=1e-12)
+    torch.testing.assert_close(plain.parameters, batched.parameters, rtol=1e-10, atol=1e-12)
 
 
 def test_a_loss_need_not_be_a_mean() -> None:
-    apart, abreast = (_run(SumOfASum(optimizer=plain_sgd), quorate.Async(), together) for together in (False, True))
-    assert _arithmetic(abreast) == "abreast"
-    _assert_close(apart, abreast)
+    plain, batched = (_run(SumOfASum(optimizer=plain_sgd), quorate.Async(), together) for together in (False, True))
+    assert _arithmetic(batched) == "vmapped"
+    _assert_close(plain, batched)
 
 
 def _drops() -> nn.Module:
@@ -407,10 +405,10 @@ def test_equal_seeds_give_equal_bits_also_with_chance_and_when_played_again(
     first = _run(Toy(_drops), quorate.Async(), True, out=out)
     compute = vmapped.VmappedModel.compute
     monkeypatch.setattr(
-        vmapped.VmappedModel, "compute", lambda lanes, batches: (torch.rand(1), compute(lanes, batches))
+        vmapped.VmappedModel, "compute", lambda model, batches: (torch.rand(1), compute(model, batches))
     )
     second = _run(Toy(_drops), quorate.Async(), True)  # chance is the batches' own, whatever else is drawn
-    assert _arithmetic(first) == "abreast"
+    assert _arithmetic(first) == "vmapped"
     assert first.digest == second.digest == quorate.replay(out, Toy(_drops)).result.digest
 
 
@@ -428,7 +426,7 @@ def test_equal_seeds_give_equal_bits_also_with_chance_and_when_played_again(
 def test_ready_tasks_go_side_by_side(task: Any) -> None:
     engine = quorate.Simulated(3, "shifted-exp:1,1", together=True)
     result = quorate.train(task(), quorate.Async(), engine, updates=4, batch_size=4)
-    assert _arithmetic(result) == "abreast"
+    assert _arithmetic(result) == "vmapped"
 
 
 # ---------------------------------------------------------------- convolutions

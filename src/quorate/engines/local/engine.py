@@ -13,7 +13,6 @@ from torch import Tensor
 from quorate.engines.base import Job
 from quorate.engines.local import worker
 from quorate.engines.local.fork_server import WorkerProcesses
-from quorate.engines.local.task_transfer import write_job
 from quorate.engines.local.versions import LocalVersions
 from quorate.engines.local.workers import LocalWorkers
 from quorate.engines.shared.compute import checked_device
@@ -29,6 +28,7 @@ from quorate.engines.shared.shared_memory import (
     available_bytes,
     gigabytes,
 )
+from quorate.engines.shared.task_transfer import write_job
 from quorate.engines.shared.update import KEPT, KEPT_HALF, finds_nan_early
 from quorate.errors import BadInput, check_at_least
 from quorate.faults import Faults, parse_faults
@@ -189,11 +189,13 @@ class _Open:
 
     def _describe_job(self, layout: BlockLayout) -> dict[str, Any]:
         engine, job = self._engine, self._job
-        assert job.task is not None
+        devices = [str(engine.device)]
+        if engine.device.type == "cuda" and engine.device.index is None:  # GPUs in turn
+            devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         return {
             "workers": engine.workers,
             "threads": engine.threads,
-            "devices": _devices(engine.device),
+            "devices": devices,
             "wire": engine.wire,
             "block_bytes": layout.nbytes,
             "batch_size": job.ledger.batch_size,
@@ -222,10 +224,3 @@ def _anonymous(name: str, to_close: ExitStack) -> int:
     descriptor = anonymous_file(f"quorate-{name}")
     to_close.callback(os.close, descriptor)
     return descriptor
-
-
-def _devices(device: torch.device) -> list[str]:
-    """Devices that workers use in turn."""
-    if device.type == "cuda" and device.index is None:
-        return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    return [str(device)]

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from quorate.engines.local.task_transfer import import_main, read_description, read_task
 from quorate.engines.shared import messages
 from quorate.engines.shared.batches import Batches, Loader
 from quorate.engines.shared.compute import Cancelled, Computer, TensorPlace
 from quorate.engines.shared.shared_memory import Blocks, ControlWords
+from quorate.engines.shared.task_transfer import import_main, read_description, read_task
 from quorate.errors import BadInput
 from quorate.ledger import Ledger
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import math
 import os
 import select
 import signal
@@ -42,9 +41,7 @@ class WorkerRecord(OrderBook):
 class LocalWorkers:
     """The worker processes of a run. `wait` drives everything; there are no other threads."""
 
-    def __init__(
-        self, workers: int, pool: WorkerProcesses, control: ControlWords, patience_s: float = math.inf
-    ) -> None:
+    def __init__(self, workers: int, pool: WorkerProcesses, control: ControlWords, patience_s: float) -> None:
         self._pool, self._words = pool, control.words
         self._records = [WorkerRecord(number) for number in range(workers)]
         self._poll = select.epoll()

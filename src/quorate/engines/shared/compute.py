@@ -308,17 +308,13 @@ class Computer:
 
     def _look_between_layers(self) -> None:
         """Check before every layer, in the forward and the backward pass, whether the ticket was cancelled."""
-        check = self._check
 
-        def before(_module: nn.Module, _inputs: Any) -> None:
-            check()
+        def before(*_: Any) -> None:
+            self._check()
 
         def after(_module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor) and output.requires_grad:
-                output.register_hook(back)  # type: ignore[no-untyped-call]
-
-        def back(_grad: Tensor) -> None:
-            check()
+                output.register_hook(before)  # type: ignore[no-untyped-call]
 
         for module in self.model.modules():
             if next(module.children(), None) is None:

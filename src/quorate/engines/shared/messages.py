@@ -12,7 +12,6 @@ PACKET_BYTES = 32_768
 READY, DONE, REFUSED, ABANDONED, FAILED = 1, 2, 3, 4, 5
 START, STOP = 1, 2
 
-_HEAD = struct.Struct("=B")
 _START = struct.Struct("=Bqqqiiqd")
 _DONE = struct.Struct("=Bqddd?")
 _REFUSED = struct.Struct("=Bq")
@@ -68,8 +67,7 @@ def pack_start(work: TicketOrder) -> bytes:
     return _START.pack(START, *work)
 
 
-STOP_PACKET = _HEAD.pack(STOP)
-READY_PACKET = _HEAD.pack(READY)
+STOP_PACKET, READY_PACKET = bytes([STOP]), bytes([READY])
 
 
 def unpack_order(packet: bytes) -> TicketOrder | None:

@@ -106,7 +106,9 @@ class LiveRun:
         synchronous = job.policy.staleness_bound == 0
         self._stride = job.policy.begin(count).per_update if synchronous else count
         self._newest_batch = -1
-        self._faults = _fault_times(faults)
+        # (time, worker) of each kill, as a heap. Lost workers are restarted anyway, so scripted returns are ignored.
+        script = () if faults is None else faults.script
+        self._faults = sorted((fault.time, fault.worker) for fault in script if fault.kind == "lose")
 
     def begin_time(self, ready: Iterable[int]) -> None:
         """Set the clock to zero; these workers have joined."""
@@ -278,13 +280,6 @@ def check_faults(engine: str, faults: Faults | None, workers: int) -> None:
     for fault in faults.script:
         if fault.worker >= workers:
             raise BadInput(f"faults name worker {fault.worker}, but there are {workers}, counted from 0")
-
-
-def _fault_times(faults: Faults | None) -> list[tuple[float, int]]:
-    """(time, worker) of each kill, as a heap. Lost workers are restarted anyway, so scripted returns are ignored."""
-    if faults is None:
-        return []
-    return sorted((fault.time, fault.worker) for fault in faults.script if fault.kind == "lose")
 
 
 class LiveEngine(Engine):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,21 +105,16 @@ class ControlWords:
     TICKET, CANCELLED_AT, STAGE = 0, 1, 2
 
     def __init__(self, descriptor: int, workers: int) -> None:
-        memory = mmap.mmap(descriptor, self.size(workers))
-        self.words = memoryview(memory).cast("q")
-        self._release = weakref.finalize(self, _close, self.words, memory)
+        self._memory = mmap.mmap(descriptor, self.size(workers))
+        self.words = memoryview(self._memory).cast("q")
 
     @classmethod
     def size(cls, workers: int) -> int:
         return -(-workers * cls.WORDS * 8 // PAGE_BYTES) * PAGE_BYTES
 
     def close(self) -> None:
-        self._release()
-
-
-def _close(words: memoryview, memory: mmap.mmap) -> None:
-    words.release()
-    memory.close()
+        self.words.release()
+        self._memory.close()
 
 
 def gigabytes(count: int) -> str:

@@ -51,6 +51,18 @@ def takes_norms(version: int, tickets: Sequence[Ticket], weights: Weights, compe
     return is_measured(version) and len(tickets) > 1 and weights is None and not compensation
 
 
+def noise_norms(tickets: Sequence[Ticket], first_sq: float, mean_sq: float) -> Norms:
+    """For the noise scale: the squared norms of the first ticket's gradient and of the mean over all tickets."""
+    return Norms(first_sq, tickets[0].samples, mean_sq, sum(ticket.samples for ticket in tickets))
+
+
+def compensate(grads: Sequence[Tensor | None], newest: Flat, read: Flat, factor: float) -> None:
+    """DC-ASGD: g + λ·g⊙g⊙(w − w_read), a first-order estimate of the gradient at the newest version."""
+    for grad, now, then in zip(grads, newest.views, read.views, strict=True):
+        if grad is not None:
+            grad.add_(grad * grad * (now - then), alpha=factor)
+
+
 def mean_scales(tickets: Sequence[Ticket], weights: Weights) -> tuple[list[float], float]:
     """The factor of each gradient and the divisor of their sum, for a mean weighted by samples.
 
@@ -195,16 +207,11 @@ class Maker:
             self._set_gradients(arrivals)
             with torch_threads(self._worker_threads):
                 if measured:
-                    norms = self._norms(arrivals)
+                    first_sq = squared_norm(self._first(arrivals[0]))
+                    norms = noise_norms(tickets, first_sq, squared_norm(learner.gradients()))
                 norm = learner.norm_for_clipping()
             self.commit(arrivals, target, norm)
         return Outcome(mean_loss(tickets, [arrival.loss for arrival in arrivals]), norm, norms=norms)
-
-    def _norms(self, arrivals: Sequence[Arrival]) -> Norms:
-        """Norms of the first arrival and of the mean, which is in `.grad`."""
-        samples = sum(arrival.ticket.samples for arrival in arrivals)
-        first_sq, mean_sq = squared_norm(self._first(arrivals[0])), squared_norm(self.learner.gradients())
-        return Norms(first_sq, arrivals[0].ticket.samples, mean_sq, samples)
 
     def _first(self, first: Arrival) -> list[Tensor]:
         """The gradient of the first arrival, in the dtypes of the parameters: a 16-bit wire has others."""
@@ -257,13 +264,9 @@ class Maker:
         self.learner.skip()
 
     def compensate(self, arrival: Arrival) -> None:
-        """DC-ASGD: g + λ·g⊙g⊙(w − w_read), a first-order estimate of the gradient at the newest version."""
-        if arrival.ticket.version == self.learner.version:
-            return
-        for grad, now, then in zip(
-            arrival.gradient.gradient_views, self.newest.flat.views, arrival.version.flat.views, strict=True
-        ):
-            grad.add_(grad * grad * (now - then), alpha=self._compensation)
+        """Delay compensation of a stale gradient, in place."""
+        if arrival.ticket.version != self.learner.version:
+            compensate(arrival.gradient.gradient_views, self.newest.flat, arrival.version.flat, self._compensation)
 
     def sources(self, arrivals: Sequence[Arrival], weights: Weights, begun: int) -> tuple[list[Source], float]:
         """Gradients that are not in the sum yet, each with its factor, and the divisor of the whole sum."""
@@ -350,7 +353,7 @@ class Averager:
             for run, vector in enumerate(self._sum_runs)
             for start in range(0, vector.numel(), PIECE)
         ]
-        self._helpers = min(len(os.sched_getaffinity(0)), _MOST_THREADS) - 1 if len(self._pieces) > _FEW else 0
+        self._helpers = min(len(os.sched_getaffinity(0)), _MOST_THREADS) - 1 if self.is_large else 0
         self._threads: ThreadPoolExecutor | None = None
         self.seconds_per_gradient = layout.params.nbytes * 1e-10  # an initial guess; `fold` measures it
 

@@ -16,9 +16,13 @@ from quorate.engines.base import Outcome
 from quorate.engines.shared.update import (
     KEPT,
     KEPT_HALF,
+    Weights,
+    compensate,
     finds_nan_early,
     leave_out_non_finite,
+    mean_loss,
     mean_scales,
+    noise_norms,
     scaled_sum,
     shares_of,
     takes_norms,
@@ -28,7 +32,6 @@ from quorate.engines.simulated.model import Strategy, WorkerModel
 from quorate.events import Ticket
 from quorate.flat import Flat
 from quorate.learner import all_finite, global_norm, squared_norm
-from quorate.noise import Norms
 from quorate.policies import Policy
 
 
@@ -42,10 +45,14 @@ class TicketGradient(NamedTuple):
     read: Flat | None  # the parameters it was computed at; only for delay compensation
     norm: float | None = None  # of the whole gradient, where it is known
 
+    def existing(self) -> list[Tensor]:
+        """Without the parameters that the loss does not depend on."""
+        return [grad for grad in self.grads if grad is not None]
+
 
 class _Version(NamedTuple):
     flat: Flat
-    buffers: list[Tensor]
+    buffers: Flat
 
 
 class KeptGradients(Strategy):
@@ -78,7 +85,7 @@ class KeptGradients(Strategy):
         del self._gradients[ticket.id]
         return False
 
-    def ended(self, ticket: Ticket, arrived: bool) -> None:
+    def ended(self, ticket: Ticket) -> None:
         self._gradients.pop(ticket.id, None)
 
     # ------------------------------------------------------------ computing
@@ -106,8 +113,8 @@ class KeptGradients(Strategy):
             return
         old = self._old[version]
         self.learner.point_at(old.flat)
-        self.worker.buffers.load(old.buffers)
-        yield old.buffers
+        self.worker.buffers.load(old.buffers.views)
+        yield old.buffers.views
         self.learner.point_at(self.learner.flat)
 
     def _snapshot(self, version: int) -> Flat:
@@ -122,75 +129,51 @@ class KeptGradients(Strategy):
 
     # ------------------------------------------------------------ applying
 
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
-        learner = self.learner
-        gradients = []
+    def apply(self, tickets: tuple[Ticket, ...], weights: Weights) -> Outcome:
+        arrivals = []
         for ticket in tickets:
             gradient = self._gradients.pop(ticket.id)
             assert gradient is not None, "a gradient that is not finite never arrives"
-            gradients.append(gradient)
-        if self._compensation:
-            for ticket, gradient in zip(tickets, gradients, strict=True):
-                self._compensate(ticket, gradient)
+            arrivals.append((ticket, gradient))
+            if self._compensation and ticket.version != self.learner.version:
+                assert gradient.read is not None
+                compensate(gradient.grads, self.learner.flat, gradient.read, self._compensation)
         self._keep_newest()
+        outcome = self._make(arrivals, weights)
+        return self._leave_out(arrivals, weights) if outcome is None else outcome
+
+    def _make(self, arrivals: Sequence[tuple[Ticket, TicketGradient]], weights: Weights) -> Outcome | None:
+        """Make the next version; None if the mean is not finite."""
+        learner = self.learner
+        tickets, gradients = zip(*arrivals, strict=True)
         measured = takes_norms(learner.version, tickets, weights, self._compensation)
         # Measured before averaging, which divides a parameter's gradient in place if only one ticket has it.
-        first_sq = squared_norm([grad for grad in gradients[0].grads if grad is not None]) if measured else None
-        shares = self._average(tickets, gradients, weights)
-        if not all_finite(learner.gradients()):
-            return self._leave_out(tickets, gradients, weights)
-        norms = None
-        if first_sq is not None:
-            samples = sum(ticket.samples for ticket in tickets)
-            norms = Norms(first_sq, tickets[0].samples, squared_norm(learner.gradients()), samples)
-        return self._step(tickets, gradients, shares)._replace(norms=norms)
-
-    def _average(
-        self, tickets: Sequence[Ticket], gradients: Sequence[TicketGradient], weights: tuple[float, ...] | None
-    ) -> list[float]:
-        """Put the weighted mean into `.grad`; returns the share of each arrival."""
+        first_sq = squared_norm(gradients[0].existing()) if measured else None
         scales, total = mean_scales(tickets, weights)
-        for place, parameter in enumerate(self.learner.params):
+        for place, parameter in enumerate(learner.params):
             parameter.grad = scaled_sum([gradient.grads[place] for gradient in gradients], scales)
         if total != 1.0:
-            torch._foreach_div_(self.learner.gradients(), total)
-        return shares_of(tickets)
+            torch._foreach_div_(learner.gradients(), total)
+        if not all_finite(learner.gradients()):
+            return None
+        norms = None if first_sq is None else noise_norms(tickets, first_sq, squared_norm(learner.gradients()))
+        norm = learner.norm_for_clipping()
+        read = [None if ticket.version == learner.version else gradient.read_buffers for ticket, gradient in arrivals]
+        self.worker.buffers.advance([gradient.buffers for gradient in gradients], shares_of(tickets), read)
+        learner.step(norm)
+        learner.clear_gradients()
+        return Outcome(mean_loss(tickets, [gradient.loss for gradient in gradients]), norm, norms=norms)
 
-    def _leave_out(
-        self, tickets: tuple[Ticket, ...], gradients: list[TicketGradient], weights: tuple[float, ...] | None
-    ) -> Outcome:
+    def _leave_out(self, arrivals: Sequence[tuple[Ticket, TicketGradient]], weights: Weights) -> Outcome:
         """Apply the finite gradients of an update whose mean is not finite, or make a version without any."""
-        finite = [
-            place
-            for place, gradient in enumerate(gradients)
-            if all_finite([grad for grad in gradient.grads if grad is not None])
-        ]
-
-        def make(kept: list[tuple[Ticket, TicketGradient]], weights: tuple[float, ...] | None) -> Outcome | None:
-            good, fine = [ticket for ticket, _ in kept], [gradient for _, gradient in kept]
-            shares = self._average(good, fine, weights)
-            return self._step(good, fine, shares) if all_finite(self.learner.gradients()) else None
-
-        arrivals = list(zip(tickets, gradients, strict=True))
-        outcome, kept = leave_out_non_finite(arrivals, weights, finite, make)
+        finite = [place for place, (_, gradient) in enumerate(arrivals) if all_finite(gradient.existing())]
+        outcome, kept = leave_out_non_finite(arrivals, weights, finite, self._make)
         if outcome is None:
             self.learner.clear_gradients()
             self.learner.skip()
             outcome = Outcome(None, None)
-        refused = tuple(ticket for place, ticket in enumerate(tickets) if place not in kept)
+        refused = tuple(ticket for place, (ticket, _) in enumerate(arrivals) if place not in kept)
         return outcome._replace(refused=refused)
-
-    def _step(self, tickets: Sequence[Ticket], gradients: Sequence[TicketGradient], shares: list[float]) -> Outcome:
-        learner = self.learner
-        norm = learner.norm_for_clipping()
-        read = [
-            None if ticket.version == learner.version else gradient.read_buffers
-            for ticket, gradient in zip(tickets, gradients, strict=True)
-        ]
-        self.worker.buffers.advance([gradient.buffers for gradient in gradients], shares, read)
-        learner.step(norm)
-        learner.clear_gradients()
-        return Outcome(sum(share * one.loss for share, one in zip(shares, gradients, strict=True)), norm)
 
     def _keep_newest(self) -> None:
         """Copy the newest version before it is overwritten, if tickets may still be started on it."""
@@ -201,16 +184,7 @@ class KeptGradients(Strategy):
         # With delay compensation a gradient may still refer to the oldest copy, so its memory is not reused.
         flat = self.learner.flat.copy() if spare is None or self._compensation else spare.flat
         flat.buffer.copy_(self.learner.flat.buffer)
-        self._old[version] = _Version(flat, self.worker.buffers.newest())
-
-    def _compensate(self, ticket: Ticket, gradient: TicketGradient) -> None:
-        """DC-ASGD: g + λ·g⊙g⊙(w − w_read), a first-order estimate of the gradient at the newest version."""
-        if ticket.version == self.learner.version:
-            return
-        assert gradient.read is not None
-        for grad, now, then in zip(gradient.grads, self.learner.flat.views, gradient.read.views, strict=True):
-            if grad is not None:
-                grad.add_(grad * grad * (now - then), alpha=self._compensation)
+        self._old[version] = _Version(flat, self.worker.buffers.flat.copy())
 
 
 class GradientMemory:
@@ -281,8 +255,8 @@ class PooledGradients(KeptGradients, Generic[SlotT]):
         )
         return True
 
-    def ended(self, ticket: Ticket, arrived: bool) -> None:
-        super().ended(ticket, arrived)
+    def ended(self, ticket: Ticket) -> None:
+        super().ended(ticket)
         self._release(ticket)
 
     def _release(self, ticket: Ticket) -> None:
@@ -292,7 +266,7 @@ class PooledGradients(KeptGradients, Generic[SlotT]):
 
     # ------------------------------------------------------------ applying
 
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+    def apply(self, tickets: tuple[Ticket, ...], weights: Weights) -> Outcome:
         slot = self._slots.get(tickets[0].id)
         is_plain = len(tickets) == 1 and weights is None and not self._compensation
         if is_plain and slot is not None and self._flat_optimizer is not None:

@@ -23,8 +23,8 @@ from quorate.policies import Policy
 _WARM_UPS = 3
 
 
-class Recording(NamedTuple):
-    """A CUDA graph with its output, which every replay overwrites.
+class CapturedGraph(NamedTuple):
+    """A CUDA graph with its output, which every launch overwrites.
 
     held: objects whose memory the graph reads, kept alive as long as the graph.
     """
@@ -34,13 +34,13 @@ class Recording(NamedTuple):
     held: Any
 
 
-def record(
+def capture(
     compute: Callable[[], Tensor], clear: Callable[[], None], hold: Callable[[], Any], device: torch.device
-) -> Recording:
-    """Record `compute` as a CUDA graph; raises torch's error where it cannot be recorded.
+) -> CapturedGraph:
+    """Capture `compute` as a CUDA graph; raises torch's error where it cannot be captured.
 
     `compute` runs a few times before, with `clear` after each run: libraries initialise in their first calls, which
-    cannot be recorded.
+    cannot be captured.
     """
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream()
@@ -57,16 +57,16 @@ def record(
                 output = compute()
         except Exception:
             torch.cuda.synchronize()
-            torch.cuda.set_stream(stream)  # a failed recording leaves torch's capture stream set
+            torch.cuda.set_stream(stream)  # a failed capture leaves torch's capture stream set
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())  # and the generator in capture mode
             raise
-    return Recording(graph, output, held)
+    return CapturedGraph(graph, output, held)
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Freeing the graph of an earlier run during a recording would break the recording."""
+    """Freeing the graph of an earlier run during a capture would break the capture."""
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()
@@ -77,7 +77,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-#: Largest difference between a replay and the same batch computed without a graph, as a share of the gradient's norm.
+#: Largest difference between a graph and the same batch computed without a graph, as a share of the gradient's norm.
 _CLOSE = 1e-3
 #: Largest share of the GPU's memory for a graph, which keeps its memory. A larger round keeps the GPU busy anyway.
 _MOST_MEMORY = 1 / 64
@@ -86,8 +86,8 @@ _MOST_MEMORY = 1 / 64
 class GradientGraph:
     """The gradient of any `groups` batches of one size, at the parameters in the learner's own buffer.
 
-    It always reads and writes the same memory. Before a replay the caller sets `start` (the model's buffers before the
-    forward pass). A replay writes `gradient`, `after` (the buffers after the forward pass) and `numbers` (loss, norm).
+    It always reads and writes the same memory. Before a launch the caller sets `start` (the model's buffers before the
+    forward pass). A launch writes `gradient`, `after` (the buffers after the forward pass) and `numbers` (loss, norm).
     """
 
     def __init__(self, worker: WorkerModel, samples: int, groups: int = 1) -> None:
@@ -96,10 +96,10 @@ class GradientGraph:
         self._indices = torch.arange(groups * samples, device=device) % (worker.task.samples() or samples)
         self.start, self.after = worker.buffers.flat.copy(), worker.buffers.flat.copy()
         self.gradient = Flat(worker.learner.flat.layout, device)
-        self._recording = record(
+        self._captured = capture(
             self._compute, worker.learner.clear_gradients, partial(objects_to_keep_alive, worker), device
         )
-        self.numbers = self._recording.output
+        self.numbers = self._captured.output
         self.has_all_gradients = all(parameter.grad is not None for parameter in worker.learner.params)
         worker.learner.clear_gradients()
 
@@ -121,19 +121,19 @@ class GradientGraph:
         """Whether this graph computes batches of these sizes."""
         return len(samples) == self._groups and all(one == self.samples for one in samples)
 
-    def replay(self, batches: Sequence[int]) -> None:
+    def launch(self, batches: Sequence[int]) -> None:
         """Compute the gradient of the batches with these numbers."""
         self._indices.copy_(self._worker.batches.samples(batches))
         self._worker.batches.seed(batches[0])
-        self._recording.graph.replay()
+        self._captured.graph.replay()
         self._worker.buffers.left_behind()
 
 
 def gradient_graph(worker: WorkerModel, groups: int = 1) -> GradientGraph | None:
-    """A graph for `groups` batches of the usual size; None where recording fails or changes the gradient.
+    """A graph for `groups` batches of the usual size; None where capturing fails or changes the gradient.
 
-    The Python code of a loss runs only once, during the recording. A loss that draws random numbers in Python, counts
-    its calls or waits for the device cannot be recorded. So a few batches are computed both ways and compared.
+    The Python code of a loss runs only once, during the capture. A loss that draws random numbers in Python, counts
+    its calls or waits for the device cannot be captured. So a few batches are computed both ways and compared.
     """
     batches = range(groups)
     data_on_device = worker.task.index_device.type == worker.learner.flat.buffer.device.type
@@ -161,7 +161,7 @@ def _try_graph(worker: WorkerModel, batches: Sequence[int], before: TrialSnapsho
     worker.buffers.reset()
     with batch_norm_per_group(worker.learner.model, groups):
         expected = [grad for grad in worker.trial_gradient(*batches) if grad is not None]
-    graph.replay(batches)
+    graph.launch(batches)
     worker.buffers.reset()
     complete = graph.has_all_gradients and len(expected) == len(graph.gradient.views)
     if not complete or not worker.last_batch_has_all_gradients():
@@ -201,9 +201,9 @@ class GraphedGradients(PooledGradients[_Slot]):
     is usually done, so neither the device nor the CPU waits.
     """
 
-    def __init__(self, worker: WorkerModel, policy: Policy, recording: GradientGraph) -> None:
-        super().__init__(worker, policy, recording.samples)
-        self._recording = recording
+    def __init__(self, worker: WorkerModel, policy: Policy, graph: GradientGraph) -> None:
+        super().__init__(worker, policy, graph.samples)
+        self._graph = graph
         self._versions_read: dict[int, Flat] = {}  # ticket -> version it read, for delay compensation
         self._newest = self.learner.flat.copy() if self._history else None
 
@@ -211,30 +211,29 @@ class GraphedGradients(PooledGradients[_Slot]):
         return _Slot(self.worker)
 
     def _begin(self, ticket: Ticket) -> _Slot:
-        slot, recording = self._free_slot(), self._recording
+        slot, graph = self._free_slot(), self._graph
         if ticket.version == self.learner.version:
-            recording.start.buffer.copy_(self.worker.buffers.flat.buffer)
-            recording.replay([ticket.batch])
+            graph.start.buffer.copy_(self.worker.buffers.flat.buffer)
+            graph.launch([ticket.batch])
         else:
-            self._replay_at_older(ticket)
-        slot.gradient.buffer.copy_(recording.gradient.buffer)
-        slot.read_buffers.buffer.copy_(recording.start.buffer)
-        slot.after_buffers.buffer.copy_(recording.after.buffer)
-        slot.numbers.copy_(recording.numbers, non_blocking=True)
+            self._launch_at_older(ticket)
+        slot.gradient.buffer.copy_(graph.gradient.buffer)
+        slot.read_buffers.buffer.copy_(graph.start.buffer)
+        slot.after_buffers.buffer.copy_(graph.after.buffer)
+        slot.numbers.copy_(graph.numbers, non_blocking=True)
         slot.done.record()
         if self._compensation:
             self._versions_read[ticket.id] = self._snapshot(ticket.version)
         return slot
 
-    def _replay_at_older(self, ticket: Ticket) -> None:
-        """The graph reads the memory of the newest version, so the older version is copied there for the replay."""
+    def _launch_at_older(self, ticket: Ticket) -> None:
+        """The graph reads the memory of the newest version, so the older version is copied there for the launch."""
         assert self._newest is not None, "only a policy with a history starts tickets on older versions"
         flat, old = self.learner.flat, self._old[ticket.version]
         self._newest.buffer.copy_(flat.buffer)
         flat.buffer.copy_(old.flat.buffer)
-        if old.buffers:
-            torch._foreach_copy_(self._recording.start.views, old.buffers)
-        self._recording.replay([ticket.batch])
+        self._graph.start.buffer.copy_(old.buffers.buffer)
+        self._graph.launch([ticket.batch])
         flat.buffer.copy_(self._newest.buffer)
 
     def _due(self, ticket: Ticket, slot: _Slot) -> GradientFacts:

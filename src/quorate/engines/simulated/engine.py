@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quorate.engines.base import Engine, Job, Outcome
 from quorate.engines.shared.compute import checked_device
-from quorate.engines.shared.update import KEPT_HALF, finds_nan_early
+from quorate.engines.shared.update import KEPT_HALF, Weights, finds_nan_early
 from quorate.engines.simulated.asynchronous import KeptGradients
 from quorate.engines.simulated.cuda_graphs import GradientGraph, GraphedGradients, gradient_graph
 from quorate.engines.simulated.model import Strategy, WorkerModel
@@ -82,18 +82,18 @@ class InProcessEngine(Engine):
         vmapped = vmapped_model(model, at_once, self.graphs) if at_once > 1 else None
         if vmapped is not None:
             return VmappedGradients(model, policy, vmapped)
-        recording = self._graph(model)
-        return KeptGradients(model, policy) if recording is None else GraphedGradients(model, policy, recording)
+        graph = self._graph(model)
+        return KeptGradients(model, policy) if graph is None else GraphedGradients(model, policy, graph)
 
     def _graph(self, model: WorkerModel, groups: int = 1) -> GradientGraph | None:
         return gradient_graph(model, groups) if self.device.type == "cuda" and self.graphs else None
 
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+    def apply(self, tickets: tuple[Ticket, ...], weights: Weights) -> Outcome:
         return _NO_OUTCOME if self._strategy is None else self._strategy.apply(tickets, weights)
 
     def drop(self, ticket: Ticket) -> None:
         if self._strategy is not None:
-            self._strategy.ended(ticket, arrived=True)
+            self._strategy.ended(ticket)
 
     def evaluate(self) -> dict[str, float]:
         if self._model is None:
@@ -146,7 +146,7 @@ class Simulated(InProcessEngine):
     together: compute a synchronous round as one big batch, and the gradients of asynchronous workers in one vmapped
         call, each at its own version (None: on a GPU yes, on a CPU no). On a CPU the vmapped call halves the cost of
         tiny nets and doubles that of large ones.
-    graphs: on a GPU, record the computation of gradients as CUDA graphs.
+    graphs: on a GPU, capture the computation of gradients as CUDA graphs.
         The engine tests both on the first batches. Switch them off for a loss that depends on Python state (a
         counter, `random`) in a way that this test does not show.
     model_bytes: size of a version and of a gradient, for runs without gradients.
@@ -246,7 +246,7 @@ class Simulated(InProcessEngine):
     def cancel(self, ticket: Ticket) -> None:
         self._times.pop(ticket.id, None)
         if self._strategy is not None:
-            self._strategy.ended(ticket, arrived=False)
+            self._strategy.ended(ticket)
         self._cancelled.add(ticket.id)
         # A cancelled entry stays in the heap until its time comes. Under heavy tails that may be never, so the heap
         # is compacted when more than half of its entries are cancelled.

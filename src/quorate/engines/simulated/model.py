@@ -12,6 +12,7 @@ from quorate.engines.base import Job, Outcome
 from quorate.engines.shared.batches import Batches
 from quorate.engines.shared.buffers import Buffers
 from quorate.engines.shared.compute import check_dense
+from quorate.engines.shared.update import Weights
 from quorate.events import Ticket
 from quorate.learner import Learner
 
@@ -82,9 +83,9 @@ class Strategy(ABC):
     def arrived(self, ticket: Ticket) -> bool:
         """The gradient is due; returns False if it holds NaN or Inf."""
 
-    def ended(self, ticket: Ticket, arrived: bool) -> None:  # noqa: B027 - optional
+    def ended(self, ticket: Ticket) -> None:  # noqa: B027 - optional
         """The ticket will not be applied."""
 
     @abstractmethod
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+    def apply(self, tickets: tuple[Ticket, ...], weights: Weights) -> Outcome:
         """Make the next version."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from quorate.engines.base import Outcome
+from quorate.engines.shared.update import Weights, noise_norms, weights_of
 from quorate.engines.simulated.asynchronous import KeptGradients
 from quorate.engines.simulated.batchnorm import batch_norm_per_group, has_batch_norm
 from quorate.engines.simulated.cuda_graphs import GradientGraph
@@ -18,7 +19,7 @@ from quorate.engines.simulated.flat_optimizer import flatten_optimizer, vector_o
 from quorate.engines.simulated.model import Strategy, WorkerModel
 from quorate.events import Ticket
 from quorate.learner import all_finite, global_norm, squared_norm
-from quorate.noise import EVERY, Norms, is_measured
+from quorate.noise import EVERY, is_measured
 from quorate.policies import Policy
 
 
@@ -73,7 +74,7 @@ class OneByOne(Strategy):
         for ticket in tickets:
             self._add(ticket)
 
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None = None) -> Outcome:
+    def apply(self, tickets: tuple[Ticket, ...], weights: Weights = None) -> Outcome:
         assert weights is None, "weighted gradients need KeptGradients"
         if list(tickets) != self._tickets:
             self._sum_again(list(tickets))
@@ -88,16 +89,12 @@ class OneByOne(Strategy):
         loss = sum(share * loss for share, loss in zip(shares, self._losses, strict=True))
         self.worker.buffers.advance(self._after, shares)
         norm = self.learner.norm_for_clipping()
-        norms = self._norms(grads)
+        norms = None
+        if self._first_sq is not None and len(self._tickets) > 1:
+            norms = noise_norms(self._tickets, self._first_sq, squared_norm(grads))
         self.learner.step(norm)
         self._clear()
         return Outcome(loss, norm, norms=norms)
-
-    def _norms(self, mean: list[Tensor]) -> Norms | None:
-        if self._first_sq is None or len(self._tickets) < 2:
-            return None
-        samples = sum(ticket.samples for ticket in self._tickets)
-        return Norms(self._first_sq, self._tickets[0].samples, squared_norm(mean), samples)
 
     def _leave_out(self, tickets: list[Ticket]) -> Outcome:
         """A gradient is not finite: test each gradient alone and apply the finite ones."""
@@ -139,24 +136,24 @@ class BigBatch(Strategy):
     `rounds_can_be_one_batch` tests that. BatchNorm still normalises every worker's batch separately. NaN and Inf are
     found when the round is applied; its gradients are then computed one by one, and the finite ones are applied.
 
-    recording: CUDA graph of a round of the usual size.
+    graph: of a round of the usual size.
     """
 
     arithmetic = "together"
 
-    def __init__(self, worker: WorkerModel, recording: GradientGraph | None = None) -> None:
+    def __init__(self, worker: WorkerModel, graph: GradientGraph | None = None) -> None:
         super().__init__(worker)
         self._one_by_one = OneByOne(worker)
-        self._recording = recording
+        self._graph = graph
         self._has_batch_norm = has_batch_norm(worker.learner.model)
-        self._flat_optimizer = None if recording is None else flatten_optimizer(worker.learner)
+        self._flat_optimizer = None if graph is None else flatten_optimizer(worker.learner)
 
     def arrived(self, ticket: Ticket) -> bool:
         return True
 
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+    def apply(self, tickets: tuple[Ticket, ...], weights: Weights) -> Outcome:
         assert weights is None
-        is_usual = self._recording is not None and self._recording.is_of([ticket.samples for ticket in tickets])
+        is_usual = self._graph is not None and self._graph.is_of([ticket.samples for ticket in tickets])
         uneven = self._has_batch_norm and len({ticket.samples for ticket in tickets}) > 1
         if uneven or (len(tickets) == 1 and not is_usual):
             return self._one_by_one.apply_one_by_one(tickets)  # BatchNorm needs groups of equal size
@@ -171,8 +168,7 @@ class BigBatch(Strategy):
             return outcome._replace(norm=None)  # as OneByOne does, so that traces are equal
         if first_sq is None or outcome.norm is None:
             return outcome
-        norms = Norms(first_sq, tickets[0].samples, outcome.norm**2, sum(ticket.samples for ticket in tickets))
-        return outcome._replace(norms=norms)
+        return outcome._replace(norms=noise_norms(tickets, first_sq, outcome.norm**2))
 
     def _apply_batch(self, tickets: tuple[Ticket, ...]) -> Outcome | None:
         """Compute the round without a graph. If loss or gradient is not finite, return None and change no state."""
@@ -184,21 +180,21 @@ class BigBatch(Strategy):
         return Outcome(loss, norm)
 
     def _apply_graph(self, tickets: tuple[Ticket, ...]) -> Outcome | None:
-        """As `_apply_batch`, with one replay of the graph."""
-        recording, learner, buffers = self._recording, self.learner, self.worker.buffers
-        assert recording is not None
-        recording.start.buffer.copy_(buffers.flat.buffer)
-        recording.replay(sorted(ticket.batch for ticket in tickets))
-        loss, norm = recording.numbers.tolist()
+        """As `_apply_batch`, with one launch of the graph."""
+        graph, learner, buffers = self._graph, self.learner, self.worker.buffers
+        assert graph is not None
+        graph.start.buffer.copy_(buffers.flat.buffer)
+        graph.launch(sorted(ticket.batch for ticket in tickets))
+        loss, norm = graph.numbers.tolist()
         if not math.isfinite(loss) or not math.isfinite(norm):
             return None
-        buffers.advance_by(recording.after, None)
+        buffers.advance_by(graph.after, None)
         if self._flat_optimizer is None:
-            for parameter, view in zip(learner.params, recording.gradient.views, strict=True):
+            for parameter, view in zip(learner.params, graph.gradient.views, strict=True):
                 parameter.grad = view
             learner.step(norm)
         else:
-            self._flat_optimizer.gradient = vector_of(recording.gradient)
+            self._flat_optimizer.gradient = vector_of(graph.gradient)
             learner.step(norm, (self._flat_optimizer.gradient,))
         return Outcome(loss, norm)
 
@@ -290,7 +286,7 @@ class DelayedBigBatch(KeptGradients):
     def arrived(self, ticket: Ticket) -> bool:
         return True
 
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+    def apply(self, tickets: tuple[Ticket, ...], weights: Weights) -> Outcome:
         learner, buffers = self.learner, self.worker.buffers
         # BatchNorm needs groups of equal size.
         uneven = self._has_batch_norm and len({ticket.samples for ticket in tickets}) > 1
@@ -310,7 +306,7 @@ class DelayedBigBatch(KeptGradients):
         learner.clear_gradients()
         return Outcome(loss, norm)
 
-    def _one_by_one(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+    def _one_by_one(self, tickets: tuple[Ticket, ...], weights: Weights) -> Outcome:
         kept = []
         for place, ticket in enumerate(tickets):
             gradient = self._compute(ticket)
@@ -323,5 +319,5 @@ class DelayedBigBatch(KeptGradients):
             self.learner.skip()
             return Outcome(None, None, refused)
         good = tuple(tickets[place] for place in kept)
-        outcome = super().apply(good, None if weights is None else tuple(weights[place] for place in kept))
+        outcome = super().apply(good, weights_of(weights, kept))
         return outcome._replace(refused=refused + outcome.refused)

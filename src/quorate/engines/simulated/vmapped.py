@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from quorate.engines.simulated.asynchronous import GradientFacts, GradientMemory, PooledGradients
-from quorate.engines.simulated.cuda_graphs import Recording, record, share_of_memory
+from quorate.engines.simulated.cuda_graphs import CapturedGraph, capture, share_of_memory
 from quorate.engines.simulated.model import WorkerModel
 from quorate.engines.simulated.synchronous import comparable_gradients
 from quorate.engines.simulated.trial_snapshot import TrialSnapshot, objects_to_keep_alive, repeats_itself, task_tensors
@@ -182,24 +182,24 @@ class VmappedModel:
         self._parameters = [names[id(parameter)] for parameter in worker.learner.params]
         self._buffers = [names[id(buffer)] for buffer in worker.buffers.live()]
         self._losses = _Losses(worker, self._buffers)
-        self._recording: Recording | None = None
+        self._captured: CapturedGraph | None = None
         self.numbers = torch.zeros(count, 2, device=device)
 
-    def record(self) -> None:
-        """Let `compute` replay a CUDA graph from now on."""
+    def capture(self) -> None:
+        """Let `compute` launch a CUDA graph from now on."""
         device = self.points.rows[0].device
-        self._recording = record(self._compute, lambda: None, partial(objects_to_keep_alive, self._worker), device)
-        self.numbers = self._recording.output
+        self._captured = capture(self._compute, lambda: None, partial(objects_to_keep_alive, self._worker), device)
+        self.numbers = self._captured.output
 
     def compute(self, batches: Sequence[int]) -> None:
         """Compute these batches, at most `count`, in the first rows."""
         found = torch.cat([self._worker.batches.samples([batch]) for batch in batches])
         self._indices[: len(found)].copy_(found)
         self._worker.batches.seed(batches[0])  # one seed: random numbers are drawn for all rows at once
-        if self._recording is None:
+        if self._captured is None:
             self.numbers = self._compute()
         else:
-            self._recording.graph.replay()
+            self._captured.graph.replay()
 
     def _compute(self) -> Tensor:
         worker = self._worker
@@ -245,7 +245,7 @@ def vmapped_model(worker: WorkerModel, count: int, graphs: bool) -> VmappedModel
 
     That is tested on the first batches; the test changes no state.
 
-    graphs: record a CUDA graph, on a GPU.
+    graphs: capture a CUDA graph, on a GPU.
     """
     if worker.ledger.batches_per_epoch is not None and worker.ledger.batches_per_epoch < 2:
         return None
@@ -258,7 +258,7 @@ def vmapped_model(worker: WorkerModel, count: int, graphs: bool) -> VmappedModel
     vmapped = None if too_large else _try_vmap(worker, count, before)
     if vmapped is not None and graphs and on_gpu:
         try:
-            vmapped.record()
+            vmapped.capture()
         except Exception:  # torch raises many types
             vmapped = None
     if vmapped is None:
@@ -325,7 +325,7 @@ class VmappedGradients(PooledGradients[_Slot]):
     tickets are computed speculatively, with the ticket that is due. A wrong guess only wastes the computation.
     """
 
-    arithmetic = "abreast"
+    arithmetic = "vmapped"
 
     def __init__(self, worker: WorkerModel, policy: Policy, vmapped: VmappedModel) -> None:
         super().__init__(worker, policy, vmapped.samples)
@@ -345,14 +345,10 @@ class VmappedGradients(PooledGradients[_Slot]):
     def _slot_reading(self, version: int) -> _Slot:
         slot = self._free_slot()
         slot.numbers = None
-        if version == self.learner.version:
-            slot.point.buffer.copy_(self.learner.flat.buffer)
-            slot.read_buffers.buffer.copy_(self.worker.buffers.flat.buffer)
-        else:
-            old = self._old[version]
-            slot.point.buffer.copy_(old.flat.buffer)
-            if old.buffers:
-                torch._foreach_copy_(slot.read_buffers.views, old.buffers)
+        newest = self.learner.flat, self.worker.buffers.flat
+        flat, buffers = newest if version == self.learner.version else self._old[version]
+        slot.point.buffer.copy_(flat.buffer)
+        slot.read_buffers.buffer.copy_(buffers.buffer)
         return slot
 
     def _due(self, ticket: Ticket, slot: _Slot) -> GradientFacts:
