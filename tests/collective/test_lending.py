@@ -285,7 +285,7 @@ def test_who_is_in_the_next_epoch_need_not_wait_for_the_last() -> None:
     assert post.kinds(1) == ["lent", "epoch_over"]
 
 
-# ---------------------------------------------------------------- seats
+# ---------------------------------------------------------------- fixed batches
 
 
 class Uses(Recorder):

@@ -74,6 +74,8 @@ class FixedLedger(Ledger):
 class FixedBatches:
     """A process's side: the batches of one worker, and its progress."""
 
+    runs_on = False  # as in `BatchBorrower`; no batch is dropped here
+
     def __init__(self, assignment: BatchAssignment, worker: int) -> None:
         self.assignment, self._worker = assignment, worker
         self.round = 0  # the next one in which this worker has a batch

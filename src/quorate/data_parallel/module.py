@@ -252,7 +252,7 @@ class DataParallel(nn.Module):
     ) -> Iterations:
         plane = (layout, self.processes, self.worker, steps)
         if self._decides:
-            finishes_late = getattr(self.policy, "late", "cancel") == "finish"
+            finishes_late = self.policy.late == "finish"
             decided = QuorumPlane(*plane, clip_norm=clip_norm)
             return QuorumIterations(decided, steps, self._sampler, self._control.send, version, finishes_late)
         make = partial(FullSyncPlane, *plane, clip_norm=clip_norm)
@@ -269,7 +269,7 @@ class DataParallel(nn.Module):
             ledger = self._sampler.ledger(self.workers, self._decides, self._control.tell)
         if ledger_state is not None:
             ledger.restore(ledger_state)
-        coordinator = self._control.judge(
+        coordinator = self._control.start_coordinator(
             self.policy,
             ledger,
             decides=self._decides,
