@@ -18,15 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from quorate.data_parallel.buckets import BucketLayout
+from quorate.data_parallel.buckets import BucketLayout, buffers_of
 from quorate.data_parallel.control.hub import RELAYED
 from quorate.data_parallel.coordinator_thread import CoordinatorThread
 from quorate.data_parallel.full_sync import FullSyncPlane
-from quorate.data_parallel.gradient_hooks import buffers_of
 from quorate.data_parallel.iterations import FullSyncIterations, Iterations, QuorumIterations
 from quorate.data_parallel.lazy_tensors import Guard
-from quorate.data_parallel.module import Takeover
-from quorate.data_parallel.optimizer_steps import PartialSteps
+from quorate.data_parallel.optimizer_steps import PartialSteps, Takeover
 from quorate.data_parallel.quorum import QuorumPlane
 from quorate.errors import QuorateError
 from quorate.learner import digest

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from quorate.coordinator import Coordinator
-from quorate.data_parallel.batch_lending import BatchBorrower, LendingLedger, Lent, Now
+from quorate.data_parallel.batches import BatchBorrower, LendingLedger, Lent, Now
 from quorate.data_parallel.engine import CollectiveEngine
 from quorate.engines.base import Job
 from quorate.events import Event, Rebound

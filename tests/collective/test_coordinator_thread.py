@@ -14,9 +14,9 @@ from torch.distributed import HashStore
 
 import quorate
 from quorate.coordinator import ALL_HAVE_FINISHED
+from quorate.data_parallel.batches import FixedLedger
 from quorate.data_parallel.control import Hub, Link
 from quorate.data_parallel.coordinator_thread import CLOSED, CoordinatorThread
-from quorate.data_parallel.fixed_batches import FixedLedger
 from quorate.data_parallel.ticket_matching import TicketMatching
 from quorate.errors import BadInput, ProcessLost
 from quorate.events import Abandoned, Arrived, Event, Rebound, Refused, Ticket

@@ -11,13 +11,11 @@ from typing import Any
 
 from quorate.checkpoint_schedule import warn
 from quorate.data_parallel.control.hub import Hub
-from quorate.data_parallel.control.link import Link
+from quorate.data_parallel.control.link import HangWarning, Link
 from quorate.data_parallel.engine import CollectiveEngine
-from quorate.data_parallel.hang_warning import HangWarning
 from quorate.data_parallel.iterations import Iterations
-from quorate.data_parallel.parameter_check import Checker
 from quorate.data_parallel.plane import Plane
-from quorate.data_parallel.process_group import ProcessGroup
+from quorate.data_parallel.process_group import Checker, ProcessGroup
 from quorate.data_parallel.sampler import Sampler
 from quorate.engines.base import Job
 from quorate.errors import ProcessLost, QuorateError

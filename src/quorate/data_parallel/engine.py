@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from quorate.coordinator import ALL_HAVE_FINISHED
-from quorate.data_parallel.batch_lending import LendingLedger
+from quorate.data_parallel.batches import LendingLedger
 from quorate.data_parallel.control.hub import Inbox
 from quorate.data_parallel.control.wire import Message
 from quorate.data_parallel.ticket_matching import TicketMatching

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from quorate.data_parallel.buckets import IN_FLIGHT, BucketLayout, Piece, PieceOrder, RoundBuffers
-from quorate.data_parallel.cuda_events import Event, own_stream, record_event, wait_event
+from quorate.data_parallel.buckets import IN_FLIGHT, BucketLayout, Event, Piece, PieceOrder, RoundBuffers
 from quorate.data_parallel.lazy_tensors import Gate
 from quorate.data_parallel.optimizer_steps import Hyper, PartialSteps
 from quorate.errors import ProcessLost, QuorateError
@@ -469,3 +468,33 @@ def _explained(error: Exception) -> QuorateError:
         explained = ProcessLost(f"an all-reduce failed, so another process is probably gone: {error}")
     explained.__cause__ = error
     return explained
+
+
+# CUDA events order the work of threads on a GPU, where a call returns when its work is only queued.
+
+
+def record_event(device: torch.device) -> Event:
+    """An event after all work that this thread has queued so far."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def wait_event(event: Event) -> None:
+    """Queue this thread's later work behind the event."""
+    if event is not None:
+        event.wait()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the GPU has done the queued work of all threads."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Give this thread a stream of its own, so that its work does not queue behind that of other threads."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        yield

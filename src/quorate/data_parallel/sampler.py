@@ -13,8 +13,17 @@ from weakref import WeakSet
 from torch.utils.data import Sampler as TorchSampler
 from torch.utils.data import SequentialSampler
 
-from quorate.data_parallel.batch_lending import LAST, BatchBorrower, LendingLedger, Lent, Now, Tell
-from quorate.data_parallel.fixed_batches import BatchAssignment, FixedBatches, FixedLedger
+from quorate.data_parallel.batches import (
+    LAST,
+    BatchAssignment,
+    BatchBorrower,
+    FixedBatches,
+    FixedLedger,
+    LendingLedger,
+    Lent,
+    Now,
+    Tell,
+)
 from quorate.data_parallel.process_group import world_size
 from quorate.errors import BadInput, QuorateError, check_at_least
 from quorate.ledger import Ledger

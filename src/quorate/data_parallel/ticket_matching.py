@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from quorate.data_parallel.batch_lending import LendingLedger
+from quorate.data_parallel.batches import LendingLedger
 from quorate.data_parallel.control.wire import Message
 from quorate.events import Abandoned, Arrived, Event, Parts, Rebound, Refused, Ticket, Withdrawn, WorkerLost
 
