@@ -173,7 +173,7 @@ class World:
                 plane = QuorumPlane(*parts, clip_norm=clip_norm)
                 finishes_late = policy.late == "finish"
                 process.driver = QuorumIterations(plane, steps, None, send, 0, finishes_late)
-            process.driver.plane.on_version = partial(self._made, process, dict(named))
+            process.driver.plane.on_version.append(partial(self._made, process, dict(named)))
             self._guard(process)
             self.processes.append(process)
 

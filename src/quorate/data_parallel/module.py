@@ -208,7 +208,7 @@ class DataParallel(nn.Module):
             describe={"backend": self.processes.backend, "device": str(self._device)},
         )
         if coordinator is not None:
-            self._checker.then = coordinator.version_made
+            self._plane.on_version.append(coordinator.version_made)
 
     # ------------------------------------------------------------ training
 

@@ -160,7 +160,7 @@ class Plane(ABC):
         self.waits_since: float | None = None  # when the user's thread began to wait; None: it does not wait
         self.waited_s = 0.0  # total time that the user's thread has waited for updates
         #: Called by the updating thread after each version with its number and the seconds its round took.
-        self.on_version: Callable[[int, float], None] | None = None
+        self.on_version: list[Callable[[int, float], None]] = []
         #: Called by the communication thread before it sends a round's last piece: no version can be made before.
         self.before_complete: Callable[[], None] = lambda: None
         #: Values of buffers at the applied version, where the model's own buffers differ from them.
@@ -322,8 +322,10 @@ class Plane(ABC):
             self._give_slot(round.slot)
             if is_version:
                 self.applied_version += 1
-        if self.on_version is not None and is_version:
-            self.on_version(self.applied_version, time.monotonic() - began)
+        if is_version:
+            seconds = time.monotonic() - began
+            for told in self.on_version:
+                told(self.applied_version, seconds)
 
     def _apply(self, round: Round) -> None:
         """Apply every bucket of a round as soon as it is averaged."""
@@ -436,10 +438,10 @@ class Plane(ABC):
 
     def release(self) -> None:
         """After the end: drop the buffers and all reference cycles, so that memory is freed without the collector."""
-        for kept in (self._free, self._released, self.agreed_buffers):
+        for kept in (self._free, self._released, self.agreed_buffers, self.on_version):
             kept.clear()
         self._joined = self._shadow = None
-        self.on_version, self.before_complete = None, lambda: None
+        self.before_complete = lambda: None
         self.gate.closed = False
         self.gate.wait = lambda numbers: None
 

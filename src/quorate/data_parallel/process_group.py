@@ -229,9 +229,7 @@ class Checker:
         self._lock = threading.Lock()
         self._own: dict[int, str] = {}
         self._theirs: dict[int, list[tuple[int, str]]] = {}
-        #: Called after each version with its number and the seconds it took.
-        self.then: Callable[[int, float], None] | None = None
-        plane.on_version = self._made
+        plane.on_version.append(self._made)
 
     def _made(self, version: int, seconds: float) -> None:
         if self._every is not None and version % self._every == 0:
@@ -243,8 +241,6 @@ class Checker:
             self._send("digest", version=version, digest=own)
             for worker, other in theirs:
                 self._compare(version, worker, own, other)
-        if self.then is not None:
-            self.then(version, seconds)
 
     def heard(self, message: dict[str, Any]) -> None:
         """Compare the digest of another process, or keep it until this process has made that version."""
