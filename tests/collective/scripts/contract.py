@@ -58,6 +58,7 @@ def main() -> None:
     except quorate.BadInput as error:
         if worker == 0:
             (folder / "error.txt").write_text(str(error))
+    dist.barrier()  # a process that is refused must not leave while others still connect
     dist.destroy_process_group()
 
 
