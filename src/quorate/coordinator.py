@@ -68,13 +68,12 @@ class Coordinator:
         ledger: Ledger,
         recorders: Sequence[Recorder],
         *,
-        workers: int,
         after_update: AfterUpdate,
         patience_s: float,
         at_end: Callable[[float], None] | None = None,
         stop: Stop | None = None,
     ) -> None:
-        self._policy = policy.begin(workers)
+        self._policy = policy.begin(engine.workers)
         self._history = policy.history
         self._engine = engine
         self._ledger = ledger
@@ -83,7 +82,7 @@ class Coordinator:
         self._patience_s = patience_s
         self._at_end = at_end  # called when the run is over, before open tickets are dropped
         self._stop = stop
-        self._workers = workers
+        self._workers = engine.workers
         self.last_time = 0.0  # of the last event, or of the last action carried out after it
         self.is_waiting = False  # for an event: every decision made so far is carried out
         self._version = 0
@@ -336,7 +335,7 @@ class Coordinator:
         for ticket in tickets:
             if waiting.pop(ticket[0], None) is None:
                 raise self._wrong(f"applies ticket {ticket[0]}, which does not wait to be applied")
-        outcome = self._engine.apply(tickets, weights)
+        outcome = self._engine.apply(tickets, weights, reason)
         time = self._engine.now(time)
         if outcome.refused:
             for ticket in outcome.refused:

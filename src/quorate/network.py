@@ -32,9 +32,9 @@ class Network:
     shards: int = 1  # servers that share the model
 
     def __post_init__(self) -> None:
-        for name in ("bandwidth", "server_bandwidth"):
-            if not getattr(self, name) > 0:
-                raise BadInput(f"network: {name} is {getattr(self, name)}, but it must be more than 0 bytes/s")
+        for name, rate in ("bandwidth", self.bandwidth), ("server_bandwidth", self.server_bandwidth):
+            if not rate > 0:
+                raise BadInput(f"network: {name} is {rate}, but it must be more than 0 bytes/s")
         if not (self.latency_s >= 0 and math.isfinite(self.latency_s)):
             raise BadInput(f"network: latency is {self.latency_s} s, but it must be a finite time that is not negative")
         check_at_least("network: shards", self.shards, 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -36,12 +36,14 @@ class OutFolder:
     trace: TraceWriter | None = None  # while the run goes on
     _made = False  # the run made the folder, so `discard` may remove it
     _elsewhere: Sequence[Callable[[], str | Path]] = (Path.cwd, tempfile.gettempdir, Path.home)
+    _argument: ClassVar[str] = "out"  # with which the user names the folder
+    _files: ClassVar[tuple[str, ...]] = (TRACE_FILE, SUMMARY_FILE, PARAMETERS_FILE, CHECKPOINTS)  # of a run
 
     def __init__(self, path: Path) -> None:
         self.path = self._asked_for = path
         if path.exists() and not path.is_dir():
-            raise BadInput(f"out is {str(path)!r}, which is a file; name a new folder")
-        for name in (TRACE_FILE, SUMMARY_FILE, PARAMETERS_FILE, CHECKPOINTS):
+            raise BadInput(f"{self._argument} is {str(path)!r}, which is a file; name a new folder")
+        for name in self._files:
             if (path / name).exists() and not (name == TRACE_FILE and holds_nothing(path)):
                 raise BadInput(f"the folder {str(path)!r} already holds a run ({name}); name another, or move it away")
         self._made = not path.exists()
@@ -106,13 +108,16 @@ class OutFolder:
             if again:
                 self.problem = f"the folder {asked_for!r} was deleted during the run; it was made again"
                 return True
-            with suppress(OSError, shutil.Error):
-                shutil.copytree(old / CHECKPOINTS, path / CHECKPOINTS, ignore=shutil.ignore_patterns(".*"))
+            go_on = ""
+            if CHECKPOINTS in self._files:
+                go_on = f", or go on with it there (quorate train --resume {shlex.quote(str(path))})"
+                with suppress(OSError, shutil.Error):
+                    shutil.copytree(old / CHECKPOINTS, path / CHECKPOINTS, ignore=shutil.ignore_patterns(".*"))
             if old != self._asked_for:
                 shutil.rmtree(old, ignore_errors=True)
             self.problem = (
                 f"the folder {asked_for!r} cannot be written ({why}); the whole run is in {str(path)!r}: move it back "
-                f"when that is mended, or go on with it there (quorate train --resume {shlex.quote(str(path))})"
+                f"when that is mended{go_on}"
             )
             return True
         self.problem = (
@@ -146,6 +151,13 @@ def take_old_trace_back(path: Path) -> None:
     if holds_nothing(path):
         with suppress(OSError):
             (path / OLD_TRACE_FILE).replace(path / TRACE_FILE)
+
+
+class ScriptFolder(OutFolder):
+    """The folder for the trace and summary of a script's run. The script's own checkpoints may be in it, too."""
+
+    _argument = "trace"
+    _files = (TRACE_FILE, SUMMARY_FILE)
 
 
 class RestartedFolder(OutFolder):

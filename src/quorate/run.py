@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from html import escape
@@ -19,11 +19,11 @@ from torch import Tensor
 from quorate.checkpoint import CheckpointFolder
 from quorate.checkpoint_schedule import Checkpoints, checkpoints_of, warn
 from quorate.conditions import Until, parse_until
-from quorate.coordinator import LIMIT_REACHED, Coordinator
+from quorate.coordinator import LIMIT_REACHED, AfterUpdate, Coordinator
 from quorate.engines.base import Engine, Job
 from quorate.errors import BadInput, ClusterLost, LearnerLost, check_at_least
 from quorate.ledger import Ledger
-from quorate.machine import machine, waited_since
+from quorate.machine import waited_since
 from quorate.metrics import Metrics
 from quorate.out_folder import PARAMETERS_FILE, OutFolder, ResumedFolder
 from quorate.stopping import EvaluationCutOff, Stop
@@ -42,9 +42,9 @@ class Limits:
     def __post_init__(self) -> None:
         if self.updates is None and self.epochs is None and self.until is None:
             raise BadInput("a run needs an end: give updates, epochs or until")
-        for name in ("updates", "epochs", "evaluate_every"):
-            if getattr(self, name) is not None:
-                check_at_least(name, getattr(self, name), 1)
+        for name, count in ("updates", self.updates), ("epochs", self.epochs), ("evaluate_every", self.evaluate_every):
+            if count is not None:
+                check_at_least(name, count, 1)
         if isinstance(self.until, str):
             object.__setattr__(self, "until", parse_until(self.until))
 
@@ -165,6 +165,132 @@ class RunOptions:
     stop: Stop | None = None
 
 
+class RunRecord:
+    """The recorders of a run from its header to its end: its metrics, the caller's recorders, the trace in its folder.
+
+    folder: None: neither a trace nor a summary is written.
+    """
+
+    def __init__(self, recorders: Sequence[Recorder], folder: OutFolder | None) -> None:
+        self.folder = folder
+        self.metrics = Metrics()
+        self.recorders: list[Recorder] = [self.metrics, *recorders]
+        self._behind = self.recorders  # the recorders to which a resumed run tells its past events
+        self._trace: TraceWriter | None = None
+        self._core_waits: dict[int, float] = {}
+        self._parameters_at = -1  # `folder.moves` when the parameters were written
+
+    def open(self) -> None:
+        """Make the folder and open the trace; in a resumed run the recorders are told the past events."""
+        if self.folder is not None:
+            self._trace = self.folder.make(self._behind)
+            self.recorders.append(self._trace)
+
+    def coordinator(
+        self,
+        job: Job,
+        engine: Engine,
+        *,
+        after_update: AfterUpdate,
+        patience_s: float,
+        at_end: Callable[[float], None] | None = None,
+        stop: Stop | None = None,
+    ) -> Coordinator:
+        """The coordinator of the run, which tells the recorders every event and decision."""
+        return Coordinator(
+            job.policy,
+            engine,
+            job.ledger,
+            self.recorders,
+            after_update=after_update,
+            patience_s=patience_s,
+            at_end=at_end,
+            stop=stop,
+        )
+
+    def begin(self, job: Job, engine: Engine, limits: dict[str, Any], evaluate_every: int) -> None:
+        """Tell the recorders the header of a new run."""
+        task = job.task
+        header = {
+            "quorate": VERSION,
+            **job.policy.header(engine.workers),
+            "engine": engine.describe(),
+            "task": None if task is None else task.name,
+            "task_file": None if task is None else task.file,
+            "workers": engine.workers,
+            **engine.header(),
+            "seed": job.seed,
+            "samples": job.ledger.samples,
+            "batch_size": job.ledger.batch_size,
+            "learning": job.learning.options(),
+            **limits,
+            "evaluate_every": evaluate_every,
+            "parameter_bytes": engine.parameter_bytes(),
+        }
+        for recorder in self.recorders:
+            recorder.run(header)
+        self._core_waits = engine.core_waits()
+
+    def resume(self, time: float, version: int, limits: dict[str, Any], engine: Engine) -> None:
+        """Tell the recorders that the run continues from a checkpoint."""
+        for recorder in self.recorders:
+            recorder.resumed(time, version, limits)
+        self._core_waits = engine.core_waits()
+
+    def evaluated(self, time: float, version: int, measures: dict[str, float]) -> None:
+        """Tell the recorders the measures of a version."""
+        for recorder in self.recorders:
+            recorder.evaluated(time, version, measures)
+
+    def write_parameters(self, engine: Engine) -> None:
+        """Write the newest parameters into the folder; nothing to do where the folder has them already."""
+        if self.folder is not None:
+            self.folder.keep(lambda: self._write_parameters(engine))
+
+    def _write_parameters(self, engine: Engine) -> None:
+        assert self.folder is not None
+        if self.folder.moves != self._parameters_at:  # after a move to another folder they are written again
+            engine.write_parameters(self.folder.path / PARAMETERS_FILE)
+            self._parameters_at = self.folder.moves
+
+    def end(self, time: float, coordinator: Coordinator, engine: Engine, digest: str | None) -> dict[str, Any]:
+        """Tell the recorders the end, and write the rest of the trace and the summary; returns the summary."""
+        if self._trace is not None:
+            self._trace.core_wait_s = waited_since(self._core_waits, engine.core_waits())
+        for recorder in self.recorders:
+            recorder.ended(time, coordinator.version, coordinator.why_over, digest)
+        summary = self.metrics.summary()
+
+        def write_end() -> None:
+            assert self.folder is not None and self._trace is not None
+            self._write_parameters(engine)
+            self._trace.position()
+            self.folder.finish(summary)
+
+        if self.folder is not None:
+            self.folder.keep(write_end)
+        return summary
+
+    def close_trace(self) -> None:
+        """Close the trace of a run that rolls back to a checkpoint."""
+        if self._trace is not None:
+            self._trace.close()
+            self.recorders.remove(self._trace)
+            self._trace = None
+
+    def roll_back(self, folder: OutFolder) -> None:
+        """Continue in the folder of a checkpoint; only new metrics are told the past, which the others have seen."""
+        self.folder = folder
+        self.recorders[0] = self.metrics = Metrics()
+        self._behind = [self.metrics]
+        self._parameters_at = -1
+
+    def close(self) -> None:
+        """Close the recorders; safe to call twice."""
+        for recorder in self.recorders:
+            recorder.close()
+
+
 def run(
     job: Job,
     engine: Engine,
@@ -179,30 +305,27 @@ def run(
     state: the state of a checkpoint to continue from.
     over: why the run was over in that state, if it only has to be brought to its end.
     """
-    metrics = Metrics()
-    watchers: list[Recorder] = [metrics, *options.recorders]
+    record = RunRecord(options.recorders, folder)
     with ExitStack() as to_close:
         to_close.callback(engine.close)
-        to_close.callback(_close_all, watchers)
+        to_close.callback(record.close)
         try:
             engine.open(job)
-            told = watchers  # recorders to which a resumed run tells its past events
             newest, before, repeated = 0, -1, 0
             while True:
                 try:
                     with ExitStack() as writing:  # waits for a checkpoint being written, also after an error
                         try:
-                            result = _run(
-                                job, engine, limits, folder, options, state, metrics, watchers, told, over, writing
-                            )
+                            result = _run(job, engine, limits, options, record, state, over, writing)
                         except ClusterLost as lost:
-                            if folder is not None:  # warn at once: Ray may end this process at any later call
-                                warn(f"{lost}; to go on: quorate train --resume {shlex.quote(str(folder.path))}")
+                            if record.folder is not None:  # warn at once: Ray may end this process at any later call
+                                path = shlex.quote(str(record.folder.path))
+                                warn(f"{lost}; to go on: quorate train --resume {path}")
                             raise
                     break
                 except LearnerLost as lost:
-                    newest = max(newest, metrics.updates)
-                    folder, state = _roll_back(lost, folder, newest, watchers)
+                    newest = max(newest, record.metrics.updates)
+                    state = _roll_back(lost, record, newest)
                     version = state["protocol"]["version"]
                     over = lost.run_was_over if version == newest else None
                     repeated = repeated + 1 if version == before else 0
@@ -210,28 +333,23 @@ def run(
                         lost.add_note(f"(it happened {repeated} times at version {version})")
                         raise
                     before = version
-                    watchers[0] = metrics = Metrics()
-                    told = [metrics]  # the other watchers have seen the past already
         except Exception as error:
+            metrics = record.metrics
             early = not metrics.updates or (isinstance(error, BadInput) and len(metrics.evaluations) <= 1)
-            if folder is not None and state is None and early:
-                _close_all(watchers)
-                folder.discard()
+            if record.folder is not None and state is None and early:
+                record.close()
+                record.folder.discard()
             raise
     return result
 
 
-def _roll_back(
-    lost: LearnerLost, folder: OutFolder | None, version: int, watchers: list[Recorder]
-) -> tuple[OutFolder, dict[str, Any]]:
-    """The folder and the state of the last checkpoint, to go on from when a part of the newest version is gone."""
+def _roll_back(lost: LearnerLost, record: RunRecord, version: int) -> dict[str, Any]:
+    """The state of the last checkpoint, to go on from when a part of the newest version is gone."""
+    folder = record.folder
     if folder is None:
         lost.add_note("(without a folder for checkpoints there is nothing to go back to; give out)")
         raise lost
-    for watcher in watchers:
-        if isinstance(watcher, TraceWriter):
-            watcher.close()
-    watchers[:] = [watcher for watcher in watchers if not isinstance(watcher, TraceWriter)]
+    record.close_trace()
     try:
         loaded = CheckpointFolder(folder.path).load()
     except BadInput as no_checkpoint:
@@ -242,19 +360,17 @@ def _roll_back(
     warn(f"{lost}; the run {back if version > loaded.version else f'goes on at version {version}, without loss'}")
     resumed = ResumedFolder(folder.path, loaded.state["trace_bytes"])
     resumed.problem = folder.problem
-    return resumed, loaded.state
+    record.roll_back(resumed)
+    return loaded.state
 
 
 def _run(
     job: Job,
     engine: Engine,
     limits: Limits,
-    folder: OutFolder | None,
     options: RunOptions,
+    record: RunRecord,
     state: dict[str, Any] | None,
-    metrics: Metrics,
-    watchers: list[Recorder],
-    told: list[Recorder],
     over: str | None,
     writing: ExitStack,
 ) -> Result:
@@ -262,17 +378,12 @@ def _run(
         engine.restore(state["engine"], state["protocol"]["time"])
         state["engine"] = None  # frees memory
         torch.set_rng_state(state["rng"])
-    trace = None
-    if folder is not None:
-        trace = folder.make(told)
-        watchers.append(trace)
-    hooks = _UpdateHooks(job, engine, limits, metrics, watchers, options)
-    coordinator = Coordinator(
-        job.policy,
+    record.open()
+    folder = record.folder
+    hooks = _UpdateHooks(job, engine, limits, record, options)
+    coordinator = record.coordinator(
+        job,
         engine,
-        job.ledger,
-        watchers,
-        workers=engine.workers,
         after_update=hooks.after_update,
         patience_s=options.patience_s,
         at_end=hooks.at_end,
@@ -284,18 +395,14 @@ def _run(
         if hooks.checkpoints is not None:
             writing.callback(hooks.checkpoints.finish)
     if state is None:
-        header = _header(job, engine, limits, hooks.evaluate_every)
-        for watcher in watchers:
-            watcher.run(header)
+        record.begin(job, engine, limits.options(), hooks.evaluate_every)
+        if hooks.checkpoints is not None and engine.may_lose_learner:
+            hooks.checkpoints.take(0.0)  # a rollback needs a checkpoint from the start
     else:
         protocol = state["protocol"]
         hooks.catch_up(protocol["version"], protocol["time"])
-        for watcher in watchers:
-            watcher.resumed(protocol["time"], protocol["version"], limits.options())
+        record.resume(protocol["time"], protocol["version"], limits.options(), engine)
         coordinator.resume(protocol, over)
-    if hooks.checkpoints is not None and engine.may_lose_learner and state is None:
-        hooks.checkpoints.take(0.0)  # a rollback needs a checkpoint from the start
-    waits = engine.core_waits()
     try:
         with _no_garbage_collection() if job.task is None else nullcontext():
             time = coordinator.run()
@@ -308,39 +415,17 @@ def _run(
                 error.add_note(folder.problem)
                 error.run_folder = folder.path  # type: ignore[union-attr]
         raise
-    written: set[int] = set()  # `folder.moves` at each write: after a move the parameters are written again
-
-    def write_parameters() -> None:
-        assert folder is not None
-        if folder.moves not in written:
-            engine.write_parameters(folder.path / PARAMETERS_FILE)
-            written.add(folder.moves)
-
     try:
         hooks.last_evaluation(coordinator.version, time)
         fingerprint = engine.digest()
-        if folder is not None:
-            folder.keep(write_parameters)
+        record.write_parameters(engine)
         parameters, averaged = engine.parameters(), engine.averaged_parameters()
     except LearnerLost as lost:
         lost.run_was_over = coordinator.why_over
         raise
-    if trace is not None:
-        trace.core_wait_s = waited_since(waits, engine.core_waits())
-    for watcher in watchers:
-        watcher.ended(time, coordinator.version, coordinator.why_over, fingerprint)
-    summary = metrics.summary()
-
-    def write_end() -> None:
-        assert folder is not None and trace is not None
-        write_parameters()
-        trace.position()
-        folder.finish(summary)
-
-    if folder is not None:
-        folder.keep(write_end)
+    summary = record.end(time, coordinator, engine, fingerprint)
     return Result(
-        metrics=metrics,
+        metrics=record.metrics,
         parameters=parameters,
         averaged=averaged,
         out=None if folder is None else folder.path,
@@ -348,11 +433,6 @@ def _run(
         problem=None if folder is None else folder.problem,
         stopped_by=None if options.stop is None or options.stop.signal is None else options.stop.signal.name,
     )
-
-
-def _close_all(watchers: list[Recorder]) -> None:
-    for watcher in watchers:
-        watcher.close()
 
 
 @contextmanager
@@ -370,32 +450,12 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _header(job: Job, engine: Engine, limits: Limits, evaluate_every: int) -> dict[str, Any]:
-    return {
-        "quorate": VERSION,
-        **job.policy.header(engine.workers),
-        "engine": engine.describe(),
-        "task": None if job.task is None else job.task.name,
-        "task_file": None if job.task is None else job.task.file,
-        "workers": engine.workers,
-        **({"machine": machine(engine.workers)} if engine.name == "local" else {}),
-        "seed": job.seed,
-        "samples": job.ledger.samples,
-        "batch_size": job.ledger.batch_size,
-        "learning": job.learning.options(),
-        **limits.options(),
-        "evaluate_every": evaluate_every,
-        "parameter_bytes": engine.parameter_bytes(),
-    }
-
-
 class _UpdateHooks:
     """Work after each version: evaluate, report progress, check the limits, take checkpoints."""
 
-    def __init__(
-        self, job: Job, engine: Engine, limits: Limits, metrics: Metrics, watchers: list[Recorder], options: RunOptions
-    ) -> None:
-        self._engine, self._metrics, self._watchers = engine, metrics, watchers
+    def __init__(self, job: Job, engine: Engine, limits: Limits, record: RunRecord, options: RunOptions) -> None:
+        self._engine, self._record = engine, record
+        self._metrics = metrics = record.metrics
         self._on_progress, self._stop = options.on_progress, options.stop
         self.coordinator: Coordinator | None = None
         self.checkpoints: Checkpoints | None = None
@@ -447,8 +507,7 @@ class _UpdateHooks:
             measures = self._engine.evaluate()
         self._evaluated_at = version
         if measures:
-            for watcher in self._watchers:
-                watcher.evaluated(time, version, measures)
+            self._record.evaluated(time, version, measures)
 
     def _values(self, version: int, time: float, loss: float | None) -> dict[str, float]:
         values: dict[str, float] = {"updates": version, "seconds": time, "samples": self._metrics.samples_applied}

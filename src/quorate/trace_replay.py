@@ -123,10 +123,10 @@ class ReplayedEngine(InProcessEngine):
             self._ahead.append(record)
             yield record
 
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None, reason: str) -> Outcome:
         refused, apply_s, norms = self._look_ahead()
         if self._strategy is not None:
-            return super().apply(tickets, weights)._replace(apply_s=apply_s)
+            return super().apply(tickets, weights, reason)._replace(apply_s=apply_s)
         return Outcome(None, None, tuple(ticket for ticket in tickets if ticket.id in refused), apply_s, norms)
 
     def _look_ahead(self) -> tuple[set[int], float | None, Norms | None]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from quorate.engines import Local
-from tests.contract.suite import EngineContract
+from tests.contract.suite import ModelContract
 
 
 @pytest.mark.usefixtures("warm")
-class TestLocal(EngineContract):
+class TestLocal(ModelContract):
     def engine(self, workers: int) -> Local:
         return Local(workers, latency="shifted-exp:0.001,0.002*pauses:0.1,8")

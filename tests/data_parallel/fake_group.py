@@ -18,15 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from quorate.data_parallel.buckets import BucketLayout
+from quorate.data_parallel.buckets import BucketLayout, buffers_of
 from quorate.data_parallel.control.hub import RELAYED
 from quorate.data_parallel.coordinator_thread import CoordinatorThread
 from quorate.data_parallel.full_sync import FullSyncPlane
-from quorate.data_parallel.gradient_hooks import buffers_of
 from quorate.data_parallel.iterations import FullSyncIterations, Iterations, QuorumIterations
 from quorate.data_parallel.lazy_tensors import Guard
-from quorate.data_parallel.module import Takeover
-from quorate.data_parallel.optimizer_steps import PartialSteps
+from quorate.data_parallel.optimizer_steps import PartialSteps, Takeover
 from quorate.data_parallel.quorum import QuorumPlane
 from quorate.errors import QuorateError
 from quorate.learner import digest
@@ -108,7 +106,7 @@ class Pending:
         self._gathering.dawdle(self._worker)
 
 
-class Seat:
+class FakeProcess:
     """One worker: a net, an optimizer, and the driver that `DataParallel` would have."""
 
     driver: Iterations
@@ -132,7 +130,7 @@ class Seat:
 
 
 class World:
-    """Workers in threads, each with its data plane; under a quorum with a judge of their own.
+    """Workers in threads, each with its data plane; under a quorum with a coordinator of their own.
 
     delay: by iteration, for full (0) and delayed sync; policy: where a quorum decides.
     """
@@ -155,47 +153,47 @@ class World:
         self.gathering = Gathering(workers, seed=seed, most_s=most_s)
         self._hub, self._policy = PlayedHub(workers), policy
         self._words: list[SimpleQueue[dict[str, Any] | None]] = self._hub.told  # type: ignore[assignment]
-        self.judge: CoordinatorThread | None = None
-        self.seats = []
+        self.coordinator: CoordinatorThread | None = None
+        self.processes = []
         for worker in range(workers):
             torch.manual_seed(1)
-            seat = Seat(worker, make_net())
-            seat.optimizer = make_optimizer(seat.net.parameters())
-            named = [(name, one) for name, one in seat.net.named_parameters() if one.requires_grad]
-            buffers = [one for _, one in buffers_of(seat.net)]
+            process = FakeProcess(worker, make_net())
+            process.optimizer = make_optimizer(process.net.parameters())
+            named = [(name, one) for name, one in process.net.named_parameters() if one.requires_grad]
+            buffers = [one for _, one in buffers_of(process.net)]
             layout = BucketLayout([one for _, one in named], buffers, workers, piece_bytes)
-            steps = PartialSteps(seat.optimizer)
+            steps = PartialSteps(process.optimizer)
             parts = (layout, self.gathering.of(worker), worker, steps)
             send = partial(self._said, worker)
             if policy is None:
                 make = partial(FullSyncPlane, *parts, clip_norm=clip_norm, delay=delay, delay_at=delay_at)
-                seat.driver = FullSyncIterations(make, steps, None, send, 0, False)
-                seat.driver.plane._sits_out = partial(sits_out, worker)  # what a sampler would say
+                process.driver = FullSyncIterations(make, steps, None, send, 0, False)
+                process.driver.plane._sits_out = partial(sits_out, worker)  # what a sampler would say
             else:
                 plane = QuorumPlane(*parts, clip_norm=clip_norm)
-                finishes_late = getattr(policy, "late", "cancel") == "finish"
-                seat.driver = QuorumIterations(plane, steps, None, send, 0, finishes_late)
-            seat.driver.plane.on_version = partial(self._made, seat, dict(named))
-            self._guard(seat)
-            self.seats.append(seat)
+                finishes_late = policy.late == "finish"
+                process.driver = QuorumIterations(plane, steps, None, send, 0, finishes_late)
+            process.driver.plane.on_version.append(partial(self._made, process, dict(named)))
+            self._guard(process)
+            self.processes.append(process)
 
-    def _guard(self, seat: Seat) -> None:
-        plane = seat.driver.plane
-        guard = Guard(seat.net, plane.gate)
-        takeover = Takeover(seat.optimizer, seat.driver.step, plane.synchronize)
+    def _guard(self, process: FakeProcess) -> None:
+        plane = process.driver.plane
+        guard = Guard(process.net, plane.gate)
+        takeover = Takeover(process.optimizer, process.driver.step, plane.synchronize)
 
         def let_go() -> None:
             takeover.give_back()
-            seat.driver.close()
+            process.driver.close()
             guard.remove()
 
-        seat.let_go = let_go  # type: ignore[attr-defined]
+        process.let_go = let_go  # type: ignore[attr-defined]
 
-    def _made(self, seat: Seat, named: dict[str, Tensor], version: int, seconds: float) -> None:
-        newest = seat.driver.plane.newest()
-        seat.versions[version] = digest({name: newest[one] for name, one in named.items()})
-        if seat.worker == 0 and self.judge is not None:
-            self.judge.version_made(version, seconds)
+    def _made(self, process: FakeProcess, named: dict[str, Tensor], version: int, seconds: float) -> None:
+        newest = process.driver.plane.newest()
+        process.versions[version] = digest({name: newest[one] for name, one in named.items()})
+        if process.worker == 0 and self.coordinator is not None:
+            self.coordinator.version_made(version, seconds)
 
     def _said(self, worker: int, kind: str, **fields: Any) -> None:
         if kind in RELAYED:
@@ -203,62 +201,67 @@ class World:
         else:
             self._hub.say(worker, kind, **fields)
 
-    def _listen(self, seat: Seat) -> None:
-        while (message := self._words[seat.worker].get()) is not None:
-            self.gathering.dawdle(seat.worker)
-            seat.driver.heard(message)
+    def _listen(self, process: FakeProcess) -> None:
+        while (message := self._words[process.worker].get()) is not None:
+            self.gathering.dawdle(process.worker)
+            process.driver.heard(message)
 
-    def run(self, script: Callable[[Seat], None]) -> World:
+    def run(self, script: Callable[[FakeProcess], None]) -> World:
         """Run a script in every worker to its end."""
         if self._policy is not None:
             hub: Any = self._hub
-            self.judge = CoordinatorThread(self._policy, len(self.seats), hub, decides=True, ledger=Ledger(None, 1))
-            self.judge.start()
-        ears = [threading.Thread(target=self._listen, args=(seat,), name=f"ear-{seat.worker}") for seat in self.seats]
-        threads = [
-            threading.Thread(target=self._play, args=(seat, script), name=f"worker-{seat.worker}", daemon=True)
-            for seat in self.seats
+            self.coordinator = CoordinatorThread(
+                self._policy, len(self.processes), hub, decides=True, ledger=Ledger(None, 1)
+            )
+            self.coordinator.start()
+        listeners = [
+            threading.Thread(target=self._listen, args=(process,), name=f"listener-{process.worker}")
+            for process in self.processes
         ]
-        for seat in self.seats:
-            seat.driver.plane.start()
-        for thread in (*ears, *threads):
+        threads = [
+            threading.Thread(target=self._play, args=(process, script), name=f"worker-{process.worker}", daemon=True)
+            for process in self.processes
+        ]
+        for process in self.processes:
+            process.driver.plane.start()
+        for thread in (*listeners, *threads):
             thread.start()
         end = time.monotonic() + LONG_S
         for thread in threads:
             thread.join(max(0.0, end - time.monotonic()))
         hangs = [thread.name for thread in threads if thread.is_alive()]
-        if self.judge is not None:
-            self.judge.close()
+        if self.coordinator is not None:
+            self.coordinator.close()
         for words in self._words:
             words.put(None)
-        for ear in ears:
-            ear.join()
-        for seat in self.seats:
-            if seat.error is not None:
-                raise seat.error
+        for listener in listeners:
+            listener.join()
+        for process in self.processes:
+            if process.error is not None:
+                raise process.error
         assert not hangs, f"these hang: {hangs}"
         return self
 
-    def _play(self, seat: Seat, script: Callable[[Seat], None]) -> None:
+    def _play(self, process: FakeProcess, script: Callable[[FakeProcess], None]) -> None:
         try:
-            script(seat)
-            seat.driver.finish()
+            script(process)
+            process.driver.finish()
         except BaseException as error:
-            seat.error = error
-            for other in self.seats:
-                other.driver.plane.fail(QuorateError(f"worker {seat.worker} failed: {error!r}"))
+            process.error = error
+            for other in self.processes:
+                other.driver.plane.fail(QuorateError(f"worker {process.worker} failed: {error!r}"))
         finally:
-            seat.let_go()  # type: ignore[attr-defined]
+            process.let_go()  # type: ignore[attr-defined]
 
     def check_identical(self) -> int:
         """Every version had the same parameters wherever it was made; gives how many there were."""
-        first = self.seats[0].versions
-        for seat in self.seats[1:]:
-            assert seat.versions.keys() == first.keys()
-            different = [version for version in first if seat.versions[version] != first[version]]
-            assert not different, f"worker {seat.worker} differs from worker 0 at version {different[0]}"
+        first = self.processes[0].versions
+        for process in self.processes[1:]:
+            assert process.versions.keys() == first.keys()
+            different = [version for version in first if process.versions[version] != first[version]]
+            assert not different, f"worker {process.worker} differs from worker 0 at version {different[0]}"
         assert list(first) == list(range(1, len(first) + 1))
-        for seat in self.seats[1:]:
-            for name, tensor in seat.weights.items():
-                assert torch.equal(tensor, self.seats[0].weights[name]), name
+        for process in self.processes[1:]:
+            for name, tensor in process.weights.items():
+                assert torch.equal(tensor, self.processes[0].weights[name]), name
         return len(first)

@@ -1,4 +1,4 @@
-"""Processes that draw their batches from a lending ledger, around the real judge, in any order of events.
+"""Processes that draw their batches from a lending ledger, around the real coordinator, in any order of events.
 
 Each number of `choices` picks what happens next: a message arrives somewhere, a process goes on, time passes. When they
 are used up, everybody is fair. Messages of one connection stay in their order; nothing else does.
@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from quorate.coordinator import Coordinator
-from quorate.data_parallel.batch_lending import BatchBorrower, LendingLedger, Lent, Now
+from quorate.data_parallel.batches import BatchBorrower, LendingLedger, Lent, Now
 from quorate.data_parallel.engine import CollectiveEngine
 from quorate.engines.base import Job
 from quorate.events import Event, Rebound
@@ -176,7 +176,7 @@ class Process:
 
 
 class World(CollectiveEngine):
-    """The judge, and around it processes instead of connections."""
+    """The coordinator, and around it processes instead of connections."""
 
     def __init__(self, processes: Sequence[Process], choices: Sequence[int]) -> None:
         super().__init__(len(processes), SimpleQueue(), self._tell_all, decides=True)
@@ -226,7 +226,7 @@ class World(CollectiveEngine):
                 return self._began + self._time, *said
 
     def _next_thing(self, choice: int | None) -> bool | tuple[int, dict[str, Any]] | None:
-        """What the choice says, or is next in turn and can happen: a message to the judge, or True; None: nothing."""
+        """What the choice says, or what is next: a message to the coordinator, True (done), or None (nothing)."""
         count = 4 * self.workers
         first = self._turn if choice is None else choice
         self._turn += 1
@@ -262,7 +262,7 @@ def run_world(
     """
     epoch = 0 if state is None else state["epoch"]
     processes = [
-        Process(worker, policy.late, ahead=depth, passes=passes - epoch, refuses=refuses, epoch=epoch, leaves=leaves)  # type: ignore[attr-defined]
+        Process(worker, policy.late, ahead=depth, passes=passes - epoch, refuses=refuses, epoch=epoch, leaves=leaves)
         for worker, depth in enumerate(ahead)
     ]
     world = World(processes, choices)
@@ -275,7 +275,6 @@ def run_world(
         world,
         ledger,
         recorders,
-        workers=len(ahead),
         after_update=lambda version, *_: "enough" if version == updates else None,
         patience_s=1e9,
         stop=world.ending,
@@ -283,7 +282,7 @@ def run_world(
     time = coordinator.run()
     for recorder in recorders:
         recorder.ended(time, coordinator.version, coordinator.why_over, None)
-    for process in processes:  # what was decided last may not have come to their ears yet
+    for process in processes:  # what was decided last may not have reached them yet
         while process.inbox:
             process.hear()
         process.made = process.decided

@@ -1,6 +1,6 @@
 """Processes that are played by a test: they do what `DataParallel` does, in an order that is drawn, without tensors.
 
-The judge runs in its thread as always. So what processes say and what it decides cross each other, as on a network.
+The coordinator runs in its thread as always. So messages and decisions cross each other, as on a network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOMENT_S = 0.0005
 
 
 class PlayedHub:
-    """What a judge needs of a hub."""
+    """What a coordinator needs of a hub."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -63,7 +63,7 @@ class Decided:
     def __init__(
         self,
         hub: PlayedHub,
-        judge: CoordinatorThread,
+        coordinator: CoordinatorThread,
         batches: list[int],
         *,
         seed: int,
@@ -72,7 +72,7 @@ class Decided:
         first_version: int = 0,
         nan_every: int = 0,
     ) -> None:
-        self.hub, self.judge = hub, judge
+        self.hub, self.coordinator = hub, coordinator
         self.random = random.Random(seed)
         self.processes = [Process(worker, count, first_version, first_version) for worker, count in enumerate(batches)]
         self.finishes_late, self.slow, self.nan_every = finishes_late, slow, nan_every
@@ -111,7 +111,7 @@ class Decided:
         if process.worker == 0:  # its data plane has made it
             assert version not in self.members
             self.members[version] = members
-            self.judge.version_made(version, 0.001)
+            self.coordinator.version_made(version, 0.001)
 
     def _go_on(self, process: Process) -> None:
         if process.has_finished:
@@ -160,7 +160,7 @@ class Decided:
 
 
 def play_free_running(
-    hub: PlayedHub, judge: CoordinatorThread, counts: list[int], delay: int, seed: int, *, made: bool = True,
+    hub: PlayedHub, coordinator: CoordinatorThread, counts: list[int], delay: int, seed: int, *, made: bool = True,
     sits_out: Callable[[int, int], bool] = lambda worker, round: False,
 ) -> None:  # fmt: skip
     """Every process is in every round; what they say comes in an order that is drawn, each one's in its own."""
@@ -186,4 +186,4 @@ def play_free_running(
         while version < min(nexts):
             version += 1
             if made:
-                judge.version_made(version, 0.001)
+                coordinator.version_made(version, 0.001)

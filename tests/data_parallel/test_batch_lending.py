@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quorate.data_parallel.batch_lending import LendingLedger
-from quorate.data_parallel.fixed_batches import FixedLedger
+from quorate.data_parallel.batches import FixedLedger, LendingLedger
 from quorate.events import Ticket
 from quorate.ledger import Ledger
 from quorate.policies import AdaptiveBackup, BackupSync, Deadline, Delayed, FullSync, Policy
@@ -285,7 +284,7 @@ def test_who_is_in_the_next_epoch_need_not_wait_for_the_last() -> None:
     assert post.kinds(1) == ["lent", "epoch_over"]
 
 
-# ---------------------------------------------------------------- seats
+# ---------------------------------------------------------------- fixed batches
 
 
 class Uses(Recorder):

@@ -348,8 +348,8 @@ def test_the_run_goes_on_whatever_strangers_send_to_a_living_hub() -> None:
         Heard(2, store).link.close()  # its place is still free
 
 
-class Judging:
-    """A hub and a judge whose policy needs one of two workers: worker 0 behaves, worker 1 is the test's own socket."""
+class HubAndCoordinator:
+    """Worker 0 behaves, worker 1 is the test's own socket; the coordinator's policy needs one of the two."""
 
     def __init__(self, to_close: ExitStack) -> None:
         store = HashStore()
@@ -363,9 +363,9 @@ class Judging:
             pack({"kind": "hello", "worker": 1, "pid": 1, "host": "h", "token": self.hub._address.token})
         )
         assert self.other.recv(4) == framed(b'{"kind":"welcome"}')[:4]
-        self.judge = CoordinatorThread(BackupSync(1, 1), 2, self.hub, decides=True, ledger=Ledger(None, 1))
-        to_close.callback(self.judge.close, 0.0)
-        self.judge.start()
+        self.coordinator = CoordinatorThread(BackupSync(1, 1), 2, self.hub, decides=True, ledger=Ledger(None, 1))
+        to_close.callback(self.coordinator.close, 0.0)
+        self.coordinator.start()
 
     def goes_on_or_says_why(self) -> None:
         """Worker 0 brings a gradient: there is a version, or the reason why there is none."""
@@ -386,11 +386,11 @@ class Judging:
 @given(st.lists(FRAMES, min_size=1, max_size=3))
 def test_a_worker_that_sends_anything_at_all_ends_the_run_with_a_reason_or_not_at_all(said: list[bytes]) -> None:
     with ExitStack() as to_close:
-        judging = Judging(to_close)
+        world = HubAndCoordinator(to_close)
         with suppress(ConnectionError):
             for one in said:
-                judging.other.sendall(one)
-        judging.goes_on_or_says_why()
+                world.other.sendall(one)
+        world.goes_on_or_says_why()
 
 
 @pytest.mark.parametrize(
@@ -408,9 +408,9 @@ def test_a_worker_that_sends_anything_at_all_ends_the_run_with_a_reason_or_not_a
 )
 def test_what_a_worker_says_that_makes_no_sense_ends_the_run_with_the_reason(said: dict[str, Any], reason: str) -> None:
     with ExitStack() as to_close:
-        judging = Judging(to_close)
-        judging.other.sendall(pack(said))
-        assert reason in judging.honest.failure()
+        world = HubAndCoordinator(to_close)
+        world.other.sendall(pack(said))
+        assert reason in world.honest.failure()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -424,7 +424,7 @@ def test_a_crash_of_the_hubs_thread_is_no_goodbye(monkeypatch: pytest.MonkeyPatc
         links[1].link.send("want")
         for link in links:
             assert link.failure().startswith("worker 0's control thread failed (ZeroDivisionError: a bug)")
-        while hub.inbox.get(timeout=LONG_S)[2]["kind"] != "lost":  # the judge hears of it, too
+        while hub.inbox.get(timeout=LONG_S)[2]["kind"] != "lost":  # the coordinator hears of it, too
             pass
 
 
@@ -452,9 +452,8 @@ def test_messages_come_whole_from_bytes_in_pieces() -> None:
     unpacker = Unpacker()
     found = [message for at in range(len(data)) for message in unpacker.feed(data[at : at + 1])]
     assert found == messages
-    assert not unpacker.is_torn
-    unpacker.feed(data[:3])
-    assert unpacker.is_torn
+    assert unpacker.feed(data[:3]) == []
+    assert unpacker.feed(data[3:]) == messages
 
 
 def test_a_message_beyond_the_limit_is_refused_on_either_side() -> None:

@@ -1,8 +1,9 @@
-"""The judge: decisions for processes that compute by themselves, and a trace like any other's."""
+"""The coordinator: decisions for processes that compute by themselves, and a trace like any other's."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections import Counter
 from pathlib import Path
@@ -13,9 +14,9 @@ from torch.distributed import HashStore
 
 import quorate
 from quorate.coordinator import ALL_HAVE_FINISHED
+from quorate.data_parallel.batches import FixedLedger
 from quorate.data_parallel.control import Hub, Link
 from quorate.data_parallel.coordinator_thread import CLOSED, CoordinatorThread
-from quorate.data_parallel.fixed_batches import FixedLedger
 from quorate.data_parallel.ticket_matching import TicketMatching
 from quorate.errors import BadInput, ProcessLost
 from quorate.events import Abandoned, Arrived, Event, Rebound, Refused, Ticket
@@ -59,11 +60,11 @@ class Clock(Recorder):
         self.time = time
 
 
-def judge_for(
+def start_coordinator(
     policy: quorate.Policy, hub: PlayedHub, ledger: Ledger | None = None, laws: Recorder | None = None, **options: Any
 ) -> CoordinatorThread:
     checker = Laws(policy, hub.workers, 10**9, 1) if laws is None else laws
-    judge = CoordinatorThread(
+    coordinator = CoordinatorThread(
         policy,
         hub.workers,
         hub,  # type: ignore[arg-type]
@@ -71,17 +72,17 @@ def judge_for(
         recorders=(checker, Clock()),
         **options,
     )
-    judge.start()
-    return judge
+    coordinator.start()
+    return coordinator
 
 
-def close_and_look(judge: CoordinatorThread, out: Path, wait_s: float = LONG_S) -> list[dict[str, Any]]:
+def close_and_look(coordinator: CoordinatorThread, out: Path, wait_s: float = LONG_S) -> list[dict[str, Any]]:
     """Close, hold the trace against its replay and its metrics, and give its records."""
-    judge.close(wait_s)
-    assert judge.error is None
+    coordinator.close(wait_s)
+    assert coordinator.error is None
     assert quorate.replay(out).lines > 0
     metrics = metrics_of(out)
-    assert metrics.updates == judge.metrics.updates
+    assert metrics.updates == coordinator.metrics.updates
     assert json.loads((out / "summary.json").read_text()) == json.loads(json.dumps(metrics.summary()))
     return list(read_trace(out))
 
@@ -95,11 +96,11 @@ def test_every_version_is_made_of_gradients_of_the_one_before(
     policy: quorate.Policy, seed: int, tmp_path: Path
 ) -> None:
     hub = PlayedHub(4)
-    judge = judge_for(policy, hub, decides=True, out=tmp_path)
-    late = getattr(policy, "late", "cancel") == "finish"
-    play = Decided(hub, judge, [40, 40, 40, 40], seed=seed, finishes_late=late, slow=(3,), nan_every=9)
+    coordinator = start_coordinator(policy, hub, decides=True, out=tmp_path)
+    late = policy.late == "finish"
+    play = Decided(hub, coordinator, [40, 40, 40, 40], seed=seed, finishes_late=late, slow=(3,), nan_every=9)
     play.play()
-    records = close_and_look(judge, tmp_path)
+    records = close_and_look(coordinator, tmp_path)
     applies = [record for record in records if record["event"] == "apply"]
     worker_of = {record["ticket"]: record["worker"] for record in records if record["event"] == "start"}
     assert {record["version"]: [worker_of[one] for one in record["tickets"]] for record in applies} == play.members
@@ -116,21 +117,21 @@ def test_every_version_is_made_of_gradients_of_the_one_before(
 @pytest.mark.parametrize("policy", DECIDED[:3], ids=repr)
 def test_uneven_numbers_of_batches_end_together(policy: quorate.Policy, tmp_path: Path) -> None:
     hub = PlayedHub(4)
-    judge = judge_for(policy, hub, decides=True, out=tmp_path)
-    late = getattr(policy, "late", "cancel") == "finish"
-    play = Decided(hub, judge, [10, 10, 60, 60], seed=1, finishes_late=late)
+    coordinator = start_coordinator(policy, hub, decides=True, out=tmp_path)
+    late = policy.late == "finish"
+    play = Decided(hub, coordinator, [10, 10, 60, 60], seed=1, finishes_late=late)
     play.play()
-    records = close_and_look(judge, tmp_path)
+    records = close_and_look(coordinator, tmp_path)
     reasons = {process.over for process in play.processes}
     assert reasons == {records[-1]["reason"]}
 
 
 def test_those_who_are_left_go_on_while_they_are_enough(tmp_path: Path) -> None:
     hub = PlayedHub(3)
-    judge = judge_for(quorate.BackupSync(2, 1), hub, decides=True, out=tmp_path)
-    play = Decided(hub, judge, [60, 5, 60], seed=3)
+    coordinator = start_coordinator(quorate.BackupSync(2, 1), hub, decides=True, out=tmp_path)
+    play = Decided(hub, coordinator, [60, 5, 60], seed=3)
     play.play()
-    records = close_and_look(judge, tmp_path)
+    records = close_and_look(coordinator, tmp_path)
     lost = next(index for index, record in enumerate(records) if record["event"] == "lost")
     after = [record for record in records[lost:] if record["event"] == "apply"]
     assert records[lost]["worker"] == 1
@@ -139,18 +140,18 @@ def test_those_who_are_left_go_on_while_they_are_enough(tmp_path: Path) -> None:
 
 def test_versions_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     hub = PlayedHub(4)
-    judge = judge_for(quorate.BackupSync(3, 1), hub, decides=True, out=tmp_path, first_version=70)
-    play = Decided(hub, judge, [20] * 4, seed=5, first_version=70)
+    coordinator = start_coordinator(quorate.BackupSync(3, 1), hub, decides=True, out=tmp_path, first_version=70)
+    play = Decided(hub, coordinator, [20] * 4, seed=5, first_version=70)
     play.play()
-    records = close_and_look(judge, tmp_path)
+    records = close_and_look(coordinator, tmp_path)
     assert records[0]["first_version"] == 70
     assert min(play.members) == 71
-    assert max(play.members) == 70 + judge.metrics.updates
+    assert max(play.members) == 70 + coordinator.metrics.updates
 
 
 def test_the_decision_carries_the_reason_and_the_hyperparameters_of_who_is_furthest() -> None:
     hub = PlayedHub(2)
-    judge = judge_for(quorate.FullSync(), hub, decides=True)
+    coordinator = start_coordinator(quorate.FullSync(), hub, decides=True)
     hub.say(0, "arrived", version=0, hyper=[{"lr": 0.1}], steps=3)
     hub.say(1, "arrived", version=0, hyper=[{"lr": 0.2}], steps=4)
     go = hub.told[1].get(timeout=LONG_S)
@@ -161,10 +162,10 @@ def test_the_decision_carries_the_reason_and_the_hyperparameters_of_who_is_furth
         "reason": "quorum reached",
         "hyper": [{"lr": 0.2}],
     }
-    judge.version_made(1, 0.1)
+    coordinator.version_made(1, 0.1)
     for worker in range(2):
         hub.say(worker, "finished")
-    judge.close()
+    coordinator.close()
 
 
 # ---------------------------------------------------------------- where everybody is in every round
@@ -176,11 +177,11 @@ def test_the_decision_carries_the_reason_and_the_hyperparameters_of_who_is_furth
 def test_free_running_processes_are_written_down(delay: int | None, made: bool, seed: int, tmp_path: Path) -> None:
     hub = PlayedHub(3)
     policy = quorate.FullSync() if delay is None else quorate.Delayed(delay)
-    judge = judge_for(policy, hub, decides=False, out=tmp_path)
-    play_free_running(hub, judge, [30, 30, 30], delay or 0, seed, made=made)
+    coordinator = start_coordinator(policy, hub, decides=False, out=tmp_path)
+    play_free_running(hub, coordinator, [30, 30, 30], delay or 0, seed, made=made)
     assert hub.told[0].get(timeout=LONG_S) == {"kind": "over", "reason": ALL_HAVE_FINISHED}
-    records = close_and_look(judge, tmp_path)
-    assert judge.metrics.updates == 30
+    records = close_and_look(coordinator, tmp_path)
+    assert coordinator.metrics.updates == 30
     assert not [record for record in records if record["event"] == "lost"]
     assert hub.told[0].empty()  # nobody was told what to do
 
@@ -189,11 +190,11 @@ def test_free_running_processes_are_written_down(delay: int | None, made: bool, 
 @pytest.mark.parametrize("delay", [0, 2])
 def test_free_running_processes_with_uneven_numbers_of_batches(delay: int, seed: int, tmp_path: Path) -> None:
     hub = PlayedHub(3)
-    judge = judge_for(quorate.Delayed(delay), hub, decides=False, out=tmp_path)
-    play_free_running(hub, judge, [20, 17, 25], delay, seed)
+    coordinator = start_coordinator(quorate.Delayed(delay), hub, decides=False, out=tmp_path)
+    play_free_running(hub, coordinator, [20, 17, 25], delay, seed)
     over = hub.told[0].get(timeout=LONG_S)
-    records = close_and_look(judge, tmp_path)
-    assert judge.metrics.updates == 17
+    records = close_and_look(coordinator, tmp_path)
+    assert coordinator.metrics.updates == 17
     assert records[-1]["reason"] == over["reason"]
 
 
@@ -205,25 +206,26 @@ def test_who_has_no_batch_in_the_last_round_of_an_epoch_sits_it_out(
     hub = PlayedHub(3)
     policy = quorate.FullSync() if delay is None else quorate.Delayed(delay)
     laws = LawChecker(policy, 3, batches=10, epochs=2)
-    judge = judge_for(policy, hub, FixedLedger(10, 1, 3), laws, decides=False, out=tmp_path)
+    coordinator = start_coordinator(policy, hub, FixedLedger(10, 1, 3), laws, decides=False, out=tmp_path)
     play_free_running(
-        hub, judge, [8, 8, 8], delay or 0, seed, sits_out=lambda worker, round: round % 4 == 3 and worker > 0
+        hub, coordinator, [8, 8, 8], delay or 0, seed, sits_out=lambda worker, round: round % 4 == 3 and worker > 0
     )
     hub.told[0].get(timeout=LONG_S)
-    close_and_look(judge, tmp_path)
-    assert judge.metrics.summary()["samples"] == {"applied": 20, "distinct": 10}
+    close_and_look(coordinator, tmp_path)
+    assert coordinator.metrics.summary()["samples"] == {"applied": 20, "distinct": 10}
 
 
 def test_a_gradient_with_nan_is_left_out_of_a_version_that_everybody_makes(tmp_path: Path) -> None:
     hub = PlayedHub(2)
-    judge = judge_for(quorate.FullSync(), hub, laws=Recorder(), decides=False, out=tmp_path)  # the quorum is not whole
+    no_laws = Recorder()  # the quorum is not whole
+    coordinator = start_coordinator(quorate.FullSync(), hub, laws=no_laws, decides=False, out=tmp_path)
     hub.say(0, "arrived", version=0)
     hub.say(1, "refused", version=0)
-    judge.version_made(1, 0.1)
+    coordinator.version_made(1, 0.1)
     for worker in range(2):
         hub.say(worker, "finished")
     hub.told[0].get(timeout=LONG_S)
-    records = close_and_look(judge, tmp_path)
+    records = close_and_look(coordinator, tmp_path)
     assert [record["event"] for record in records if record["event"] in ("refuse", "apply")] == ["refuse", "apply"]
 
 
@@ -232,65 +234,77 @@ def test_a_gradient_with_nan_is_left_out_of_a_version_that_everybody_makes(tmp_p
 
 def test_what_a_script_measures_is_in_the_trace(tmp_path: Path) -> None:
     hub = PlayedHub(1)
-    judge = judge_for(quorate.FullSync(), hub, decides=True, out=tmp_path)
+    coordinator = start_coordinator(quorate.FullSync(), hub, decides=True, out=tmp_path)
     hub.say(0, "arrived", version=0)
-    judge.version_made(1, 0.1)
+    coordinator.version_made(1, 0.1)
     hub.say(0, "record", version=1, measures={"accuracy": 0.9})
     hub.say(0, "finished")
     assert [hub.told[0].get(timeout=LONG_S)["kind"] for _ in range(2)] == ["go", "over"]
-    records = close_and_look(judge, tmp_path)
+    records = close_and_look(coordinator, tmp_path)
     assert [record["measures"] for record in records if record["event"] == "evaluate"] == [{"accuracy": 0.9}]
-    assert judge.metrics.summary()["evaluation"] == {"accuracy": 0.9}
+    assert coordinator.metrics.summary()["evaluation"] == {"accuracy": 0.9}
 
 
 def test_a_run_that_is_closed_early_has_an_end(tmp_path: Path) -> None:
     hub = PlayedHub(2)
-    judge = judge_for(quorate.FullSync(), hub, decides=True, out=tmp_path)
+    coordinator = start_coordinator(quorate.FullSync(), hub, decides=True, out=tmp_path)
     hub.say(0, "arrived", version=0)
-    records = close_and_look(judge, tmp_path, wait_s=0.0)
+    records = close_and_look(coordinator, tmp_path, wait_s=0.0)
     assert records[-1]["reason"] == CLOSED
-    judge.close()
+    coordinator.close()
 
 
 def test_who_closes_waits_for_the_last_words_of_others(tmp_path: Path) -> None:
     hub = PlayedHub(2)
-    judge = judge_for(quorate.FullSync(), hub, decides=False, out=tmp_path)
+    coordinator = start_coordinator(quorate.FullSync(), hub, decides=False, out=tmp_path)
     hub.say(0, "arrived", version=0)
     hub.say(0, "finished")
-    closing = threading.Thread(target=judge.close, args=(LONG_S,))
+    closing = threading.Thread(target=coordinator.close, args=(LONG_S,))
     closing.start()
     hub.say(1, "arrived", version=0)
     hub.say(1, "finished")
     closing.join()
-    records = close_and_look(judge, tmp_path)
+    records = close_and_look(coordinator, tmp_path)
     assert records[-1]["reason"] == ALL_HAVE_FINISHED
-    assert judge.metrics.updates == 1
+    assert coordinator.metrics.updates == 1
+
+
+def test_a_trace_whose_folder_was_deleted_is_written_again(tmp_path: Path) -> None:
+    hub, out = PlayedHub(1), tmp_path / "trace"
+    coordinator = start_coordinator(quorate.FullSync(), hub, decides=True, out=out)
+    shutil.rmtree(out)
+    hub.say(0, "finished")
+    assert hub.told[0].get(timeout=LONG_S)["kind"] == "over"
+    with pytest.warns(RuntimeWarning, match="was deleted during the run; it was made again"):
+        coordinator.close(LONG_S)
+    assert [record["event"] for record in read_trace(out)] == ["run", "join", "start", "cancel", "end"]
+    assert (out / "summary.json").exists()
 
 
 @pytest.mark.parametrize("while_making", [False, True])
 def test_a_lost_process_breaks_the_run_off(while_making: bool, tmp_path: Path) -> None:
     hub = PlayedHub(2)
-    judge = judge_for(quorate.FullSync(), hub, decides=True, out=tmp_path)
+    coordinator = start_coordinator(quorate.FullSync(), hub, decides=True, out=tmp_path)
     if while_making:
         hub.say(0, "arrived", version=0)
         hub.say(1, "arrived", version=0)
     hub.say(1, "lost", why="worker 1 (pid 7 on h) died")
-    judge.close()
-    assert isinstance(judge.error, ProcessLost)
-    assert str(judge.error) == "worker 1 (pid 7 on h) died"
+    coordinator.close()
+    assert isinstance(coordinator.error, ProcessLost)
+    assert str(coordinator.error) == "worker 1 (pid 7 on h) died"
     with pytest.raises(BadInput, match="its run broke off"):
         metrics_of(tmp_path)
 
 
 def test_gradients_that_hold_nan_again_and_again_end_the_run_for_all() -> None:
     hub = PlayedHub(1)
-    judge = judge_for(quorate.FullSync(), hub, decides=True)
+    coordinator = start_coordinator(quorate.FullSync(), hub, decides=True)
     for _ in range(10):
         hub.say(0, "refused", version=0)
-    judge._thread.join(LONG_S)
-    judge.close()
-    assert isinstance(judge.error, quorate.Diverged)
-    assert hub.lost == [(0, f"worker 0 has ended the run: {judge.error}")]
+    coordinator._thread.join(LONG_S)
+    coordinator.close()
+    assert isinstance(coordinator.error, quorate.Diverged)
+    assert hub.lost == [(0, f"worker 0 has ended the run: {coordinator.error}")]
 
 
 @pytest.mark.parametrize(
@@ -309,15 +323,15 @@ def test_a_quorum_above_the_processes_is_refused() -> None:
 
 
 def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
-    def judge(out: Path) -> CoordinatorThread:
+    def coordinator(out: Path) -> CoordinatorThread:
         hub: Any = PlayedHub(1)
         return CoordinatorThread(quorate.FullSync(), 1, hub, decides=True, ledger=Ledger(None, 1), out=out)
 
     (tmp_path / "trace.jsonl").write_text("old")
     with pytest.raises(BadInput, match=r"already holds a run \(trace.jsonl\); name another"):
-        judge(tmp_path)
-    with pytest.raises(BadInput, match="which is a file; name a folder"):
-        judge(tmp_path / "trace.jsonl")
+        coordinator(tmp_path)
+    with pytest.raises(BadInput, match=r"trace is .* which is a file; name a new folder"):
+        coordinator(tmp_path / "trace.jsonl")
 
 
 # ---------------------------------------------------------------- which ticket is meant
@@ -333,7 +347,7 @@ def said(book: TicketMatching, kind: str, version: int) -> list[Event]:
 
 @pytest.fixture
 def book() -> TicketMatching:
-    return TicketMatching(1, Ledger(None, 1), in_order=False)
+    return TicketMatching(1, None, in_order=False)
 
 
 def test_what_comes_before_its_ticket_is_kept_for_it(book: TicketMatching) -> None:
@@ -400,26 +414,28 @@ def test_a_refused_gradient_is_refused(book: TicketMatching) -> None:
 # ---------------------------------------------------------------- with real sockets
 
 
-def test_a_judge_decides_over_a_real_hub(tmp_path: Path) -> None:
+def test_a_coordinator_decides_over_a_real_hub(tmp_path: Path) -> None:
     store = HashStore()
     hub = Hub(3)
     hub.publish(store)
     told = PlayedHub(3)
     links = [Link(worker, store, told.told[worker].put, lambda error: None) for worker in range(3)]
-    judge = CoordinatorThread(quorate.BackupSync(2, 1), 3, hub, decides=True, ledger=Ledger(None, 1), out=tmp_path)
-    judge.start()
+    coordinator = CoordinatorThread(
+        quorate.BackupSync(2, 1), 3, hub, decides=True, ledger=Ledger(None, 1), out=tmp_path
+    )
+    coordinator.start()
     for version in range(5):
         for link in links[:2]:
             link.send("arrived", version=version)
         for worker in range(3):
             go = told.told[worker].get(timeout=LONG_S)
             assert (go["kind"], go["version"], sorted(go["members"])) == ("go", version + 1, [0, 1])
-        judge.version_made(version + 1, 0.1)
+        coordinator.version_made(version + 1, 0.1)
     for link in links:
         link.send("finished")
     assert told.told[2].get(timeout=LONG_S) == {"kind": "over", "reason": ALL_HAVE_FINISHED}
     for link in links:
         link.close()
-    close_and_look(judge, tmp_path)
+    close_and_look(coordinator, tmp_path)
     hub.close()
-    assert judge.metrics.updates == 5
+    assert coordinator.metrics.updates == 5

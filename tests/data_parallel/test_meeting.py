@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quorate import AdaptiveBackup, BackupSync, Deadline
 from quorate.policies import Policy
-from tests.data_parallel.fake_group import LONG_S, Seat, World
+from tests.data_parallel.fake_group import LONG_S, FakeProcess, World
 from tests.data_parallel.launching import Launcher
 
 
@@ -29,11 +29,11 @@ def _batch(worker: int, iteration: int) -> Tensor:
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(100 * worker + iteration))
 
 
-def _iterate(seat: Seat, iteration: int) -> Any:
-    seat.driver.begin()
-    seat.net(_batch(seat.worker, iteration)).square().mean().backward()
-    receipt = seat.step()
-    seat.optimizer.zero_grad()
+def _iterate(process: FakeProcess, iteration: int) -> Any:
+    process.driver.begin()
+    process.net(_batch(process.worker, iteration)).square().mean().backward()
+    receipt = process.step()
+    process.optimizer.zero_grad()
     return receipt
 
 
@@ -44,10 +44,10 @@ class Places:
         self._barrier = threading.Barrier(workers)
         self.seen: dict[str, list[tuple[int, dict[str, Tensor]]]] = {}
 
-    def look(self, seat: Seat, place: str) -> None:
-        seat.driver.meet()
-        state = {name: tensor.clone() for name, tensor in seat.net.state_dict().items()}
-        self.seen.setdefault(place, []).append((seat.driver.version, state))
+    def look(self, process: FakeProcess, place: str) -> None:
+        process.driver.meet()
+        state = {name: tensor.clone() for name, tensor in process.net.state_dict().items()}
+        self.seen.setdefault(place, []).append((process.driver.version, state))
         self._barrier.wait(LONG_S)
 
     def check(self) -> None:
@@ -75,12 +75,12 @@ def test_all_come_to_one_version_though_some_are_slow(policy: Policy) -> None:
     world, places = World(_net, _sgd, 3, policy=policy, most_s=0.002), Places(3)
     counts = (4, 9, 6)  # iterations from one meeting to the next
 
-    def script(seat: Seat) -> None:
+    def script(process: FakeProcess) -> None:
         for meeting in range(4):
-            for iteration in range(counts[(seat.worker + meeting) % 3]):
-                receipt = _iterate(seat, 10 * meeting + iteration)
+            for iteration in range(counts[(process.worker + meeting) % 3]):
+                receipt = _iterate(process, 10 * meeting + iteration)
                 assert not receipt.over
-            places.look(seat, f"{meeting}")
+            places.look(process, f"{meeting}")
 
     world.run(script)
     world.check_identical()
@@ -92,13 +92,13 @@ def test_all_come_to_one_version_though_some_are_slow(policy: Policy) -> None:
 def test_full_and_delayed_sync_meet_too(delay: int, counts: tuple[int, ...]) -> None:
     world, places = World(_net, _sgd, 3, delay=delay, most_s=0.002), Places(3)
 
-    def script(seat: Seat) -> None:
-        places.look(seat, "before")
+    def script(process: FakeProcess) -> None:
+        places.look(process, "before")
         for meeting in range(3):
-            for iteration in range(counts[(seat.worker + meeting) % 3]):
-                _iterate(seat, 10 * meeting + iteration)
-            places.look(seat, f"{meeting}")
-            places.look(seat, f"{meeting} again")
+            for iteration in range(counts[(process.worker + meeting) % 3]):
+                _iterate(process, 10 * meeting + iteration)
+            places.look(process, f"{meeting}")
+            places.look(process, f"{meeting} again")
 
     world.run(script)
     places.check()
@@ -110,13 +110,13 @@ def test_a_worker_that_has_finished_does_not_hold_up_a_meeting() -> None:
     for policy in (None, BackupSync(1, 2)):
         world = World(_net, _sgd, 3, policy=policy)
 
-        def script(seat: Seat) -> None:
-            _iterate(seat, 0)
-            if seat.worker == 0:
+        def script(process: FakeProcess) -> None:
+            _iterate(process, 0)
+            if process.worker == 0:
                 return
             for iteration in range(3):
-                seat.driver.meet()
-                _iterate(seat, iteration)
+                process.driver.meet()
+                _iterate(process, iteration)
 
         world.run(script)
         world.check_identical()
@@ -147,17 +147,17 @@ def test_reading_before_the_first_iteration_waits_for_nobody() -> None:
     """Frameworks read the optimizer's state when they wrap it, while others have made versions already."""
     world, stepped = World(_net, _sgd, 3, policy=BackupSync(2, 1)), threading.Barrier(3)
 
-    def script(seat: Seat) -> None:
-        if seat.worker < 2:
-            _iterate(seat, 0)
+    def script(process: FakeProcess) -> None:
+        if process.worker < 2:
+            _iterate(process, 0)
         stepped.wait(LONG_S)
-        if seat.worker == 2:
-            with seat.driver.plane.changed:
-                assert seat.driver.plane.changed.wait_for(lambda: seat.driver.plane._released, LONG_S)
-            seat.driver.plane.synchronize()
+        if process.worker == 2:
+            with process.driver.plane.changed:
+                assert process.driver.plane.changed.wait_for(lambda: process.driver.plane._released, LONG_S)
+            process.driver.plane.synchronize()
         stepped.wait(LONG_S)
         for iteration in range(3):
-            _iterate(seat, iteration)
+            _iterate(process, iteration)
 
     world.run(script)
     world.check_identical()

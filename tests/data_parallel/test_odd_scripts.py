@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quorate import BackupSync, BadInput, QuorateError
 from quorate.data_parallel.lazy_tensors import Gate, Guard
 from quorate.data_parallel.optimizer_steps import PartialSteps
-from tests.data_parallel.fake_group import Seat, World
+from tests.data_parallel.fake_group import FakeProcess, World
 
 #: Workers are late on purpose, and have no sampler.
 pytestmark = pytest.mark.filterwarnings("ignore:a gradient of some samples was not used")
@@ -30,23 +30,23 @@ def _batch(worker: int, iteration: int) -> Tensor:
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(100 * worker + iteration))
 
 
-def _backward(seat: Seat, iteration: int) -> None:
-    seat.driver.begin()
-    seat.net(_batch(seat.worker, iteration)).square().mean().backward()
+def _backward(process: FakeProcess, iteration: int) -> None:
+    process.driver.begin()
+    process.net(_batch(process.worker, iteration)).square().mean().backward()
 
 
 def test_a_schedule_goes_on_where_a_worker_sits_rounds_out() -> None:
     """Its scheduler falls behind; worker 0's learning rates count, and versions are counted alike."""
     world = World(_net, _sgd, 2, sits_out=lambda worker, round: worker == 1 and round % 2 == 1)
-    for seat in world.seats:
-        seat.driver.plane.leader = 0  # type: ignore[attr-defined]
+    for process in world.processes:
+        process.driver.plane.leader = 0  # type: ignore[attr-defined]
     seen: dict[int, list[int]] = {0: [], 1: []}
 
-    def script(seat: Seat) -> None:
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(seat.optimizer, 0.7)
-        for iteration in range(6 if seat.worker == 0 else 3):
-            _backward(seat, iteration)
-            seen[seat.worker].append(seat.step().version)
+    def script(process: FakeProcess) -> None:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(process.optimizer, 0.7)
+        for iteration in range(6 if process.worker == 0 else 3):
+            _backward(process, iteration)
+            seen[process.worker].append(process.step().version)
             scheduler.step()
 
     world.run(script)
@@ -58,14 +58,14 @@ def test_a_dropped_gradient_counts_the_samples_of_all_its_micro_batches() -> Non
     world = World(_net, _sgd, 2, policy=BackupSync(1, 1))
     lost: list[int | None] = []
 
-    def script(seat: Seat) -> None:
+    def script(process: FakeProcess) -> None:
         for iteration in range(3):
             for part in range(4):
-                seat.driver.begin(3)
-                seat.net(_batch(seat.worker, 4 * iteration + part)).square().mean().backward()
-            if seat.worker == 1:
+                process.driver.begin(3)
+                process.net(_batch(process.worker, 4 * iteration + part)).square().mean().backward()
+            if process.worker == 1:
                 time.sleep(0.3)
-            receipt = seat.step()
+            receipt = process.step()
             if not receipt.applied and not receipt.over:
                 lost.append(receipt.lost_samples)
 
@@ -74,12 +74,12 @@ def test_a_dropped_gradient_counts_the_samples_of_all_its_micro_batches() -> Non
 
 
 def test_learning_rates_that_differ_are_found_at_the_next_update() -> None:
-    def script(seat: Seat) -> None:
+    def script(process: FakeProcess) -> None:
         for iteration in range(5):
-            if iteration == 2 and seat.worker == 1:
-                seat.optimizer.param_groups[0]["lr"] = 0.01
-            _backward(seat, iteration)
-            seat.step()
+            if iteration == 2 and process.worker == 1:
+                process.optimizer.param_groups[0]["lr"] = 0.01
+            _backward(process, iteration)
+            process.step()
 
     with pytest.raises(QuorateError, match="other hyperparameters"):
         World(_net, _sgd, 2).run(script)
@@ -90,17 +90,17 @@ def test_a_skipped_step_leaves_nobody_waiting(sits_out: bool) -> None:
     """As a scaler that sees Inf; also before a round that a worker sits out, and when one has ended."""
     world = World(_net, _sgd, 2, sits_out=lambda worker, round: sits_out and worker == 1 and round == 2)
 
-    def script(seat: Seat) -> None:
-        rounds = [round for round in range(6) if not (sits_out and seat.worker == 1 and round == 2)]
-        for round in rounds[: len(rounds) - 2 * seat.worker]:  # worker 1 ends early
-            _backward(seat, round)
+    def script(process: FakeProcess) -> None:
+        rounds = [round for round in range(6) if not (sits_out and process.worker == 1 and round == 2)]
+        for round in rounds[: len(rounds) - 2 * process.worker]:  # worker 1 ends early
+            _backward(process, round)
             if round in (1, 5):
-                for parameter in seat.net.parameters():
+                for parameter in process.net.parameters():
                     assert parameter.grad is not None
                     parameter.grad.norm()  # everybody looks, and skips
-                seat.optimizer.zero_grad()
+                process.optimizer.zero_grad()
             else:
-                seat.step()
+                process.step()
 
     world.run(script)
     assert world.check_identical() == 4
@@ -111,18 +111,18 @@ def test_what_a_script_loads_after_wrapping_is_not_lost_where_others_are_quicker
     torch.manual_seed(77)
     saved = _net().state_dict()
 
-    def script(seat: Seat) -> None:
-        if seat.worker == 1:
+    def script(process: FakeProcess) -> None:
+        if process.worker == 1:
             time.sleep(0.2)  # still reading its file
-        seat.net.load_state_dict(saved)
+        process.net.load_state_dict(saved)
         for iteration in range(8):
-            _backward(seat, iteration)
-            if seat.step().over:
+            _backward(process, iteration)
+            if process.step().over:
                 break
 
     world.run(script)
     world.check_identical()
-    assert all(torch.equal(world.seats[0].weights[name], world.seats[1].weights[name]) for name in saved)
+    assert all(torch.equal(world.processes[0].weights[name], world.processes[1].weights[name]) for name in saved)
 
 
 def test_a_mask_of_infinities_is_no_bad_gradient() -> None:
@@ -139,27 +139,27 @@ def test_a_mask_of_infinities_is_no_bad_gradient() -> None:
     world = World(Masked, _sgd, 2, policy=BackupSync(2, 0))
     applied: list[bool] = []
 
-    def script(seat: Seat) -> None:
+    def script(process: FakeProcess) -> None:
         for iteration in range(3):
-            _backward(seat, iteration)
-            applied.append(seat.step().applied)
+            _backward(process, iteration)
+            applied.append(process.step().applied)
 
     world.run(script)
     assert applied == [True] * 6
-    assert torch.isinf(world.seats[0].net.get_buffer("mask")).sum() == 6
+    assert torch.isinf(world.processes[0].net.get_buffer("mask")).sum() == 6
 
 
 def test_batch_norm_counts_every_iteration_under_a_delay() -> None:
     world = World(lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)), _sgd, 2, delay=2)
 
-    def script(seat: Seat) -> None:
+    def script(process: FakeProcess) -> None:
         for iteration in range(12):
-            _backward(seat, iteration)
-            seat.step()
+            _backward(process, iteration)
+            process.step()
 
     world.run(script)
-    assert [int(seat.net.get_buffer("1.num_batches_tracked")) for seat in world.seats] == [12, 12]
-    assert torch.allclose(world.seats[0].weights["1.running_mean"], world.seats[1].weights["1.running_mean"])
+    assert [int(process.net.get_buffer("1.num_batches_tracked")) for process in world.processes] == [12, 12]
+    assert torch.allclose(world.processes[0].weights["1.running_mean"], world.processes[1].weights["1.running_mean"])
 
 
 def test_an_optimizer_that_grows_or_counts_in_its_groups_is_refused() -> None:
@@ -191,12 +191,12 @@ def test_a_module_is_wrapped_once() -> None:
 def test_a_backward_pass_that_broke_off_is_not_gone_on_from() -> None:
     world = World(_net, _sgd, 1)
 
-    def script(seat: Seat) -> None:
-        handle = seat.net[0].weight.register_hook(lambda gradient: 1 / 0)  # type: ignore[index, union-attr]
+    def script(process: FakeProcess) -> None:
+        handle = process.net[0].weight.register_hook(lambda gradient: 1 / 0)  # type: ignore[index, union-attr]
         with pytest.raises(ZeroDivisionError):
-            _backward(seat, 0)
+            _backward(process, 0)
         handle.remove()
-        _backward(seat, 1)
+        _backward(process, 1)
 
     with pytest.raises(QuorateError, match="broke off in the middle"):
         world.run(script)

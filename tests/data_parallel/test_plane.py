@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from quorate import BackupSync, Deadline
 from quorate.learner import digest
 from quorate.policies import AdaptiveBackup, Policy
-from tests.data_parallel.fake_group import Seat, World
+from tests.data_parallel.fake_group import FakeProcess, World
 
 #: Workers are late on purpose, and have no sampler.
 pytestmark = pytest.mark.filterwarnings("ignore:a gradient of some samples was not used")
@@ -107,26 +107,26 @@ def _plain_loop(
     return net.state_dict()
 
 
-def _train(iterations: Callable[[int], int], **options: Any) -> Callable[[Seat], None]:
+def _train(iterations: Callable[[int], int], **options: Any) -> Callable[[FakeProcess], None]:
     lr_at = options.get("lr_at")
 
-    def script(seat: Seat) -> None:
-        draw = random.Random(seat.worker)
-        for iteration in range(iterations(seat.worker)):
-            seat.driver.begin()
+    def script(process: FakeProcess) -> None:
+        draw = random.Random(process.worker)
+        for iteration in range(iterations(process.worker)):
+            process.driver.begin()
             if draw.random() < 0.1:
                 time.sleep(draw.random() * 0.003)  # a worker that is late, not a way to meet
-            _loss(seat.net, seat.worker, iteration).backward()
+            _loss(process.net, process.worker, iteration).backward()
             if lr_at is not None:
-                seat.optimizer.param_groups[0]["lr"] = lr_at(iteration)
-            seat.step()
+                process.optimizer.param_groups[0]["lr"] = lr_at(iteration)
+            process.step()
 
     return script
 
 
 def _check(world: World, expected: dict[str, Tensor], versions: int, exact: bool = True) -> None:
     assert world.check_identical() == versions
-    for name, tensor in world.seats[0].weights.items():
+    for name, tensor in world.processes[0].weights.items():
         if exact:
             assert torch.equal(tensor, expected[name]), name
         else:
@@ -189,7 +189,7 @@ def test_clipping_goes_by_the_norm_of_the_mean_over_all_buckets() -> None:
     world.run(_train(lambda worker: 20))
     _check(world, _plain_loop(_sgd, 20, clip_norm=0.2), 20, exact=False)
     different = _plain_loop(_sgd, 20)
-    assert not torch.allclose(world.seats[0].weights["first.weight"], different["first.weight"], atol=1e-3)
+    assert not torch.allclose(world.processes[0].weights["first.weight"], different["first.weight"], atol=1e-3)
 
 
 @pytest.mark.parametrize("delay", [0, 1])
@@ -209,15 +209,15 @@ def test_averaged_buffers_are_the_same_everywhere() -> None:
     world = World(lambda: Net(norm=True), _sgd, WORKERS, most_s=0.002)
     world.run(_train(lambda worker: 15))
     assert world.check_identical() == 15  # state_dict and all
-    assert int(world.seats[1].weights["norm.num_batches_tracked"]) == 15
+    assert int(world.processes[1].weights["norm.num_batches_tracked"]) == 15
 
 
 # ------------------------------------------------------------ quorums
 
 
-def _quorate_script(seat: Seat, iterations: int, seed: int, watches: bool = True) -> None:
+def _quorate_script(process: FakeProcess, iterations: int, seed: int, watches: bool = True) -> None:
     """Trains, wakes up late, and writes down what it sees of the version it reads, before and after its backward."""
-    draw, plane = random.Random(f"{seed} {seat.worker}"), seat.driver.plane
+    draw, plane = random.Random(f"{seed} {process.worker}"), process.driver.plane
     me, wait_for = threading.current_thread(), plane.wait_for
 
     def wakes_up_late(holds: Callable[[], object]) -> None:
@@ -228,23 +228,24 @@ def _quorate_script(seat: Seat, iterations: int, seed: int, watches: bool = True
     plane.wait_for = wakes_up_late  # type: ignore[method-assign]
     reads: list[tuple[int, str]] = []
     receipts: list[Any] = []
-    seat.reads, seat.receipts = reads, receipts  # type: ignore[attr-defined]
+    process.reads, process.receipts = reads, receipts  # type: ignore[attr-defined]
 
     def look() -> None:
         if watches:
-            reads.append((seat.driver.version, digest({n: one.detach() for n, one in seat.net.named_parameters()})))
+            parameters = {name: one.detach() for name, one in process.net.named_parameters()}
+            reads.append((process.driver.version, digest(parameters)))
 
     for iteration in range(iterations):
         look()  # between two iterations, as when a script evaluates
-        seat.driver.begin()
+        process.driver.begin()
         look()
         if draw.random() < 0.3:
             time.sleep(draw.random() * 0.004)
-        loss = seat.net(_batch(seat.worker, iteration)).square().mean()
+        loss = process.net(_batch(process.worker, iteration)).square().mean()
         (loss * float("nan") if seed == 99 and draw.random() < 0.2 else loss).backward()
         look()
-        seat.optimizer.param_groups[0]["lr"] = 0.05 / (1 + seat.driver.version)
-        receipts.append(seat.step())
+        process.optimizer.param_groups[0]["lr"] = 0.05 / (1 + process.driver.version)
+        receipts.append(process.step())
         if receipts[-1].over:
             return
 
@@ -264,42 +265,42 @@ def _quorate_script(seat: Seat, iterations: int, seed: int, watches: bool = True
 )
 def test_under_a_quorum_all_make_the_same_versions_and_nobody_sees_half_of_one(policy: Policy, seed: int) -> None:
     world = World(lambda: Net(norm=True), _sgd, WORKERS, policy=policy, seed=seed, most_s=0.001)
-    world.run(lambda seat: _quorate_script(seat, 45, seed))
+    world.run(lambda process: _quorate_script(process, 45, seed))
     versions = world.check_identical()
     assert versions >= 40
-    start = copy.deepcopy(world.seats[0].reads[0][1])  # type: ignore[attr-defined]
-    for seat in world.seats:
-        known = {0: start, **seat.versions}
-        torn = [version for version, seen in seat.reads if known[version] != seen]  # type: ignore[attr-defined]
-        assert not torn, f"worker {seat.worker} saw something else than version {torn[0]}"
-    receipts = [receipt for seat in world.seats for receipt in seat.receipts]  # type: ignore[attr-defined]
+    start = copy.deepcopy(world.processes[0].reads[0][1])  # type: ignore[attr-defined]
+    for process in world.processes:
+        known = {0: start, **process.versions}
+        torn = [version for version, seen in process.reads if known[version] != seen]  # type: ignore[attr-defined]
+        assert not torn, f"worker {process.worker} saw something else than version {torn[0]}"
+    receipts = [receipt for process in world.processes for receipt in process.receipts]  # type: ignore[attr-defined]
     dropped = [receipt for receipt in receipts if not receipt.applied]
     assert all(receipt.reason for receipt in receipts)
     assert all(receipt.late_s > 0 or receipt.over for receipt in dropped)
     if not isinstance(policy, AdaptiveBackup | Deadline):
         assert dropped, "nobody was late, so nothing was tried"
-    for seat in world.seats:
-        seen = [receipt.version for receipt in seat.receipts]  # type: ignore[attr-defined]
+    for process in world.processes:
+        seen = [receipt.version for receipt in process.receipts]  # type: ignore[attr-defined]
         assert seen == sorted(seen)
 
 
 def test_what_is_not_finite_never_reaches_anybody() -> None:
     world = World(Net, _sgd, WORKERS, policy=BackupSync(2, 1), seed=99, most_s=0.001)
-    world.run(lambda seat: _quorate_script(seat, 60, 99, watches=False))
+    world.run(lambda process: _quorate_script(process, 60, 99, watches=False))
     world.check_identical()
-    assert all(bool(tensor.isfinite().all()) for tensor in world.seats[0].weights.values())
-    reasons = [receipt.reason for seat in world.seats for receipt in seat.receipts]  # type: ignore[attr-defined]
+    assert all(bool(tensor.isfinite().all()) for tensor in world.processes[0].weights.values())
+    reasons = [receipt.reason for process in world.processes for receipt in process.receipts]  # type: ignore[attr-defined]
     assert "it held NaN or Inf" in reasons
 
 
 def test_one_worker_alone_is_a_plain_loop() -> None:
     world = World(Net, _sgd, 1, policy=BackupSync(1, 0))
 
-    def script(seat: Seat) -> None:
+    def script(process: FakeProcess) -> None:
         for iteration in range(10):
-            seat.driver.begin()
-            _loss(seat.net, 0, iteration).backward()
-            assert seat.step().applied
+            process.driver.begin()
+            _loss(process.net, 0, iteration).backward()
+            assert process.step().applied
 
     world.run(script)
     torch.manual_seed(1)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.data_parallel
 SAMPLES, BATCH, WORKERS = 23, 2, 5
 
 
-def seated(worker: int, **options: Any) -> Sampler:
+def bound_sampler(worker: int, **options: Any) -> Sampler:
     sampler = Sampler(SAMPLES, BATCH, **options)
     sampler.bind(worker, WORKERS, decided=False)
     return sampler
@@ -51,7 +51,7 @@ def test_workers_share_an_epoch_as_the_ledger_cuts_it() -> None:
     for epoch in range(2):
         shares = []
         for worker in range(WORKERS):
-            sampler = seated(worker, seed=3)
+            sampler = bound_sampler(worker, seed=3)
             sampler.set_epoch(epoch)
             assert sampler.epoch == epoch
             shares.append(a_pass(sampler))
@@ -74,7 +74,7 @@ def test_a_loader_has_a_length_before_the_model_is_wrapped(monkeypatch: pytest.M
 
 
 def test_epochs_follow_by_themselves_and_differ() -> None:
-    sampler = seated(1)
+    sampler = bound_sampler(1)
     first, second = a_pass(sampler), a_pass(sampler)
     assert len(first) == len(second) == len(sampler) == 3
     assert first != second
@@ -82,12 +82,12 @@ def test_epochs_follow_by_themselves_and_differ() -> None:
 
 
 def test_who_has_no_batch_in_the_last_round_sits_it_out() -> None:
-    assert [seated(4).sits_out(round) for round in range(7)] == [False, False, True, False, False, True, False]
-    assert not any(seated(1).sits_out(round) for round in range(7))
+    assert [bound_sampler(4).sits_out(round) for round in range(7)] == [False, False, True, False, False, True, False]
+    assert not any(bound_sampler(1).sits_out(round) for round in range(7))
 
 
 def test_a_worker_knows_how_many_samples_each_of_its_batches_has() -> None:
-    sampler = seated(1)  # which has the last batch of the epoch, the short one
+    sampler = bound_sampler(1)  # which has the last batch of the epoch, the short one
     seen = []
     for _ in sampler:
         seen.append(sampler.samples_in_hand)
@@ -105,10 +105,10 @@ class Rows(Dataset[int]):
 
 @pytest.mark.parametrize("loading", [0, 2])
 def test_a_data_loader_may_load_ahead(loading: int) -> None:
-    sampler = seated(0)
+    sampler = bound_sampler(0)
     loader = DataLoader(Rows(), batch_sampler=sampler, num_workers=loading)
     passes = [a_pass(sampler, loader=loader) for _ in range(2)]
-    alone = seated(0)
+    alone = bound_sampler(0)
     assert passes == [a_pass(alone) for _ in range(2)]
 
 
@@ -127,16 +127,16 @@ def test_several_batches_can_make_a_step() -> None:
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_pass_that_was_left_goes_on_in_the_next(steps: int) -> None:
-    sampler = seated(0)
+    sampler = bound_sampler(0)
     begun = a_pass(sampler, steps)
-    assert begun + a_pass(sampler) == a_pass(seated(0))
+    assert begun + a_pass(sampler) == a_pass(bound_sampler(0))
     assert sampler.epoch == 1
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4])
 def test_a_resumed_sampler_goes_on_where_it_was(steps: int) -> None:
-    uninterrupted = seated(2, seed=5)
-    before = seated(2, seed=5)
+    uninterrupted = bound_sampler(2, seed=5)
+    before = bound_sampler(2, seed=5)
     expected = [batch for _ in range(3) for batch in a_pass(uninterrupted)]
     done: list[list[int]] = []
     while len(done) < steps:
@@ -406,7 +406,7 @@ def test_every_worker_needs_a_batch() -> None:
 
 
 def test_a_step_needs_a_batch() -> None:
-    sampler = seated(0)
+    sampler = bound_sampler(0)
     next(iter(sampler))
     sampler.stepped(0)
     with pytest.raises(BadInput, match=r"no new batch of the sampler.*accumulate"):
@@ -416,7 +416,7 @@ def test_a_step_needs_a_batch() -> None:
 
 
 def test_a_pass_with_fewer_steps_than_batches_is_noticed() -> None:
-    sampler = seated(0)
+    sampler = bound_sampler(0)
     for number, _ in enumerate(sampler):
         if number % 2:
             sampler.stepped(0)
@@ -425,6 +425,6 @@ def test_a_pass_with_fewer_steps_than_batches_is_noticed() -> None:
 
 
 def test_a_checkpoint_of_another_sampler_is_refused() -> None:
-    state = seated(0).state()
+    state = bound_sampler(0).state()
     with pytest.raises(BadInput, match="has samples 23, this one 24; make it as it was"):
         Sampler(24, 2).restore(state)

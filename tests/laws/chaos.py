@@ -120,7 +120,7 @@ class Chaos(Engine):
     def drop(self, ticket: Ticket) -> None:
         del self._held[ticket.id]
 
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None, reason: str) -> Outcome:
         for ticket in tickets:
             del self._held[ticket.id]
         return Outcome(None, None)
@@ -195,7 +195,6 @@ def run_chaos(
         engine,
         ledger,
         recorders,
-        workers=workers,
         after_update=lambda version, time, loss: False,
         patience_s=1e9,
     )

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from quorate.data_parallel.cuda_events import Event
+#: A CUDA event: a point in a stream's queue that another stream can wait for; None on a CPU.
+Event: TypeAlias = Any
 
 #: A piece is one all-reduce. Small pieces let an urgent bucket go sooner; large pieces cost less overhead.
 LEAST_PIECE_BYTES = 1 << 20
@@ -310,3 +311,12 @@ class PieceOrder:
             if self._waiting[number] and (self._ready[number] or (before is not None and before <= place)):
                 return self._waiting[number].pop()
         return next(pieces for pieces in self._waiting if pieces).pop()
+
+
+def buffers_of(module: nn.Module) -> list[tuple[str, Any]]:
+    """Buffers that are state of the model and can be averaged."""
+    return [
+        (name, buffer)
+        for name, buffer in module.named_buffers()
+        if buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32)
+    ]

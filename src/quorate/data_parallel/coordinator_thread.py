@@ -9,28 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quorate.coordinator import Coordinator
+from quorate.checkpoint_schedule import warn
 from quorate.data_parallel.control.hub import Hub
-from quorate.data_parallel.control.link import Link
+from quorate.data_parallel.control.link import HangWarning, Link
 from quorate.data_parallel.engine import CollectiveEngine
-from quorate.data_parallel.hang_warning import HangWarning
 from quorate.data_parallel.iterations import Iterations
-from quorate.data_parallel.parameter_check import Checker
 from quorate.data_parallel.plane import Plane
-from quorate.data_parallel.process_group import ProcessGroup
+from quorate.data_parallel.process_group import Checker, ProcessGroup
 from quorate.data_parallel.sampler import Sampler
 from quorate.engines.base import Job
-from quorate.errors import BadInput, ProcessLost, QuorateError
-from quorate.events import Apply
+from quorate.errors import ProcessLost, QuorateError
 from quorate.learner import Learning
 from quorate.ledger import Ledger
-from quorate.machine import machine, waited_since
 from quorate.metrics import Metrics
-from quorate.out_folder import SUMMARY_FILE, OutFolder
+from quorate.out_folder import ScriptFolder
 from quorate.policies import Policy
-from quorate.run import VERSION
-from quorate.trace import TRACE_FILE, LineRecorder, Recorder
-from quorate.trace_replay import RECORDED
+from quorate.run import RunRecord
+from quorate.trace import Recorder
 
 #: End reason of a run that was closed before its processes had finished.
 CLOSED = "closed"
@@ -65,6 +60,7 @@ class CoordinatorThread:
         recorders: tuple[Recorder, ...] = (),
     ) -> None:
         self._hub = hub
+        self._record = RunRecord(recorders, None if out is None else ScriptFolder(out))
         self._engine = CollectiveEngine(
             workers,
             hub.inbox,
@@ -73,27 +69,26 @@ class CoordinatorThread:
             first_version=first_version,
             parameter_bytes=parameter_bytes,
             describe=describe,
-            on_record=self._record,
+            on_record=self._record.evaluated,
         )
         self._engine.check(policy)
-        self._folder = None if out is None else _TraceFolder(out)
-        self.metrics = Metrics()
         self.error: QuorateError | None = None
-        self.why_over: str | None = None
         self._job = Job(task=None, policy=policy, ledger=ledger, learning=Learning(), seed=ledger.seed)
-        self._watchers: list[Recorder] = [self.metrics, *recorders]
         self._thread = threading.Thread(target=self._run, name="quorate-coordinator", daemon=True)
         self._is_closed = False
         self._spending = threading.Condition()
         self._ledger_after: tuple[int, dict[str, Any]] = (first_version, ledger.state())
 
+    @property
+    def metrics(self) -> Metrics:
+        return self._record.metrics
+
     def start(self) -> None:
         """Start the run: all workers count as joined, and its time starts now."""
-        if self._folder is not None:
-            self._watchers.append(self._folder.make(self._watchers))
+        self._record.open()
         self._engine.open(self._job)
-        for watcher in self._watchers:
-            watcher.run(self._header())
+        limits = {"updates": None, "epochs": self._job.ledger.epochs, "until": None}
+        self._record.begin(self._job, self._engine, limits, evaluate_every=1)
         self._thread.start()
 
     def version_made(self, version: int, seconds: float) -> None:
@@ -116,7 +111,7 @@ class CoordinatorThread:
             self._spending.notify_all()
 
     def close(self, wait_s: float = _WAIT_S) -> None:
-        """Write the end of the trace and the summary, when the run is over or after `wait_s`; safe to call twice.
+        """End the run if it is not over after `wait_s`, and close the trace; safe to call twice.
 
         The wait is for the last messages of the other processes: worker 0 may close as soon as it has finished itself.
         """
@@ -127,30 +122,21 @@ class CoordinatorThread:
             self._thread.join(wait_s)
             self._engine.end(CLOSED)
             self._thread.join()
-        for watcher in self._watchers:
-            watcher.close()
-        if self._folder is not None and self.why_over is not None:
-            self._folder.finish(self.metrics.summary())
+        self._record.close()
+        if self._record.folder is not None and self._record.folder.problem is not None:
+            warn(self._record.folder.problem)
 
     def _run(self) -> None:
-        coordinator = _Coordinator(
-            self._job.policy,
+        coordinator = self._record.coordinator(
+            self._job,
             self._engine,
-            self._job.ledger,
-            self._watchers,
-            workers=self._engine.workers,
             after_update=self._spent,
             patience_s=math.inf,  # the hub detects silent processes
             stop=self._engine.ending,
         )
-        waits = self._engine.core_waits()
         try:
             time = coordinator.run()
-            for watcher in self._watchers:
-                if isinstance(watcher, LineRecorder):
-                    watcher.core_wait_s = waited_since(waits, self._engine.core_waits())
-                watcher.ended(time, coordinator.version, coordinator.why_over, None)
-            self.why_over = coordinator.why_over
+            self._record.end(time, coordinator, self._engine, self._engine.digest())
         except ProcessLost as lost:  # all processes know; the trace has no end record, like any interrupted run
             self.error = lost
         except QuorateError as error:
@@ -159,53 +145,6 @@ class CoordinatorThread:
         except Exception as error:
             self._hub.lose(0, f"worker 0 failed ({type(error).__name__}: {error})")
             raise
-
-    def _record(self, time: float, version: int, measures: dict[str, float]) -> None:
-        for watcher in self._watchers:
-            watcher.evaluated(time, version, measures)
-
-    def _header(self) -> dict[str, Any]:
-        policy, ledger = self._job.policy, self._job.ledger
-        return {
-            "quorate": VERSION,
-            **policy.header(self._engine.workers),
-            "engine": self._engine.describe(),
-            "task": None,
-            "workers": self._engine.workers,
-            "machine": machine(int(os.environ.get("LOCAL_WORLD_SIZE", self._engine.workers))),
-            "seed": ledger.seed,
-            "samples": ledger.samples,
-            "batch_size": ledger.batch_size,
-            "batches": RECORDED,  # each process took a batch when it needed one
-            "learning": self._job.learning.options(),
-            "first_version": self._engine.first_version,
-            "updates": None,
-            "epochs": ledger.epochs,
-            "until": None,
-            "evaluate_every": 1,
-            "parameter_bytes": self._engine.parameter_bytes(),
-        }
-
-
-class _Coordinator(Coordinator):
-    """Passes the reason of a decision to the engine, which sends it to the processes."""
-
-    def _apply(self, time: float, action: Apply) -> float:
-        assert isinstance(self._engine, CollectiveEngine)
-        self._engine.reason = action.reason
-        return super()._apply(time, action)
-
-
-class _TraceFolder(OutFolder):
-    """The folder for the trace and the summary. The script's checkpoints may be in it, too."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._made = path, not path.exists()
-        if path.exists() and not path.is_dir():
-            raise BadInput(f"the folder for the trace is {str(path)!r}, which is a file; name a folder")
-        for name in (TRACE_FILE, SUMMARY_FILE):
-            if (path / name).exists():
-                raise BadInput(f"the folder {str(path)!r} already holds a run ({name}); name another, or move it away")
 
 
 class ControlPlane:
@@ -239,7 +178,7 @@ class ControlPlane:
         assert self._hub is not None
         self._hub.tell(worker, message)
 
-    def judge(self, policy: Policy, ledger: Ledger, **options: Any) -> CoordinatorThread | None:
+    def start_coordinator(self, policy: Policy, ledger: Ledger, **options: Any) -> CoordinatorThread | None:
         """Start the coordinator if this is worker 0's process."""
         if self._hub is not None:
             self._coordinator = CoordinatorThread(policy, self._hub.workers, self._hub, ledger=ledger, **options)

@@ -14,15 +14,17 @@ from typing import Any
 from torch import Tensor
 
 from quorate.coordinator import ALL_HAVE_FINISHED
+from quorate.data_parallel.batches import LendingLedger
 from quorate.data_parallel.control.hub import Inbox
 from quorate.data_parallel.control.wire import Message
 from quorate.data_parallel.ticket_matching import TicketMatching
 from quorate.engines.base import Engine, Job, Outcome
 from quorate.errors import BadInput, ProcessLost, QuorateError
 from quorate.events import Event, Rebound, Ticket, Timer, Withdrawn, WorkerJoined, WorkerLost
-from quorate.machine import core_wait_s
+from quorate.machine import core_wait_s, machine
 from quorate.policies import POLICIES, Policy
 from quorate.stopping import Stop
+from quorate.trace_replay import RECORDED
 
 #: Message kinds about a gradient or the step after it; they are handled in the order in which a process sent them.
 _IN_ORDER = ("arrived", "refused", "abandoned", "began", "finished")
@@ -75,7 +77,6 @@ class CollectiveEngine(Engine):
         self.workers = workers
         self.decides, self.first_version = decides, first_version
         self.ending = Ending()
-        self.reason = ""  # of the next decision
         self._inbox, self._broadcast = inbox, broadcast
         self._parameter_bytes, self._describe, self._on_record = parameter_bytes, describe or {}, on_record
         self._unread: deque[tuple[float, int, Message]] = deque()  # received while a version was made
@@ -97,10 +98,10 @@ class CollectiveEngine(Engine):
     def open(self, job: Job) -> None:
         self.check(job.policy)
         self._began = monotonic()
-        self._ledger: Any = job.ledger
+        self._lending = job.ledger if isinstance(job.ledger, LendingLedger) else None
         self._history = job.policy.history
         self._needs = job.policy.begin(self.workers)
-        self._tickets = TicketMatching(self.workers, job.ledger, in_order=not self.decides)
+        self._tickets = TicketMatching(self.workers, self._lending, in_order=not self.decides)
         self._live = dict.fromkeys(range(self.workers))
         self._events.extend(WorkerJoined(0.0, worker) for worker in self._live)
 
@@ -111,6 +112,13 @@ class CollectiveEngine(Engine):
 
     def describe(self) -> dict[str, Any]:
         return {"name": self.name, "latency": None, "arithmetic": None, **self._describe}
+
+    def header(self) -> dict[str, Any]:
+        return {
+            "machine": machine(int(os.environ.get("LOCAL_WORLD_SIZE", self.workers))),
+            "batches": RECORDED,  # each process took a batch when it needed one
+            "first_version": self.first_version,
+        }
 
     def close(self) -> None:
         pass  # The inbox and the broadcast belong to the hub.
@@ -136,7 +144,7 @@ class CollectiveEngine(Engine):
     def drop(self, ticket: Ticket) -> None:
         self._tickets.end(ticket)
 
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None, reason: str) -> Outcome:
         """Let the processes make the next version.
 
         The next tickets start when the version is made, so this method waits for it. It does not wait under a policy
@@ -150,7 +158,7 @@ class CollectiveEngine(Engine):
                 f"is the plain mean of gradients of the newest version, at most one of each worker"
             )
         if self.decides:
-            self._broadcast(self._go(version, [ticket.worker for ticket in tickets]))
+            self._broadcast(self._go(version, [ticket.worker for ticket in tickets], reason))
         if not self._history:
             self._wait_for(version)
         self._version = self._tickets.version = version
@@ -158,9 +166,9 @@ class CollectiveEngine(Engine):
         refused = tuple(ticket for ticket in tickets if self._tickets.end(ticket))
         return Outcome(None, None, refused, self._made.pop(version, None))
 
-    def _go(self, version: int, members: list[int]) -> Message:
+    def _go(self, version: int, members: list[int], reason: str) -> Message:
         """The decision for all processes, with the hyperparameters of the member that has made the most steps."""
-        go = {"kind": "go", "version": version + self.first_version, "members": members, "reason": self.reason}
+        go = {"kind": "go", "version": version + self.first_version, "members": members, "reason": reason}
         known = [self._hyper[worker] for worker in members if worker in self._hyper]
         return {**go, "hyper": max(known, key=itemgetter(0))[1]} if known else go
 
@@ -232,9 +240,8 @@ class CollectiveEngine(Engine):
             event = self._tickets.late(event)
         if isinstance(event, WorkerLost):
             self._live.pop(event.worker, None)
-            left = getattr(self._ledger, "left", None)
-            if left is not None:
-                left(event.worker)
+            if self._lending is not None:
+                self._lending.left(event.worker)
         if isinstance(event, Withdrawn) and self._tickets.is_waiting(event.ticket):
             self._broadcast({"kind": "vain", "to": event.ticket.worker})
         # A message that came while a version was made has an earlier time; in the trace, time never goes back.
@@ -269,7 +276,8 @@ class CollectiveEngine(Engine):
         elif kind == "want":
             self._wants_batch = True
             self._events.extend(self._tickets.leave(time))
-            self._ledger.wanted(worker, **{key: value for key, value in message.items() if key != "kind"})
+            assert self._lending is not None
+            self._lending.wanted(worker, **{key: value for key, value in message.items() if key != "kind"})
         elif kind == "meet":
             self._meeting[worker] = message["lacking"]
         elif kind == "record":
@@ -287,7 +295,7 @@ class CollectiveEngine(Engine):
         outside = self._live.keys() - self._meeting.keys() - self._tickets.finished.keys()
         if not outside:
             self._meeting.clear()
-            epoch = getattr(self._ledger, "newest_epoch", 0)
+            epoch = 0 if self._lending is None else self._lending.newest_epoch
             self._broadcast({"kind": "met", "version": self._version + self.first_version, "epoch": epoch})
         elif any(self._meeting.values()) and not any(key == self._version for _, key in self._timers):
             self._events.extend(self._tickets.withdraw(sorted(outside), self._clock()))

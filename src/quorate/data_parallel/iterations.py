@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from quorate.data_parallel.full_sync import FullSyncPlane
-from quorate.data_parallel.gradient_hooks import GradientHooks
+from quorate.data_parallel.full_sync import FullSyncPlane, GradientHooks
 from quorate.data_parallel.lazy_tensors import plain
 from quorate.data_parallel.optimizer_steps import PartialSteps, hyper_as_json, hyper_from_json
 from quorate.data_parallel.plane import Plane
@@ -96,6 +95,14 @@ class Iterations(ABC):
     @property
     def is_late(self) -> bool:
         return False
+
+    def waits(self) -> tuple[str, float] | None:
+        """Where the script's thread waits for other processes, and since when; None if it does not wait."""
+        if self.plane.waits_since is not None:
+            return self.where, self.plane.waits_since
+        if self._sampler is not None and self._sampler.waits_since is not None:
+            return "the loop over the loader", self._sampler.waits_since
+        return None
 
     def _weight(self) -> float:
         """The weight of the current gradient: its samples if there is a sampler, so that each sample counts once."""

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import signal
+import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from quorate.checkpoint_schedule import warn
-from quorate.data_parallel.buckets import MOST_PIECES, MOST_PIECES_DELAYED, BucketLayout, piece_bytes_for
+from quorate.data_parallel.buckets import MOST_PIECES, MOST_PIECES_DELAYED, BucketLayout, buffers_of, piece_bytes_for
+from quorate.data_parallel.control.link import LONG_S, HangWarning
 from quorate.data_parallel.coordinator_thread import (
     ControlPlane,
     extra_of_version,
@@ -27,106 +30,33 @@ from quorate.data_parallel.coordinator_thread import (
 )
 from quorate.data_parallel.engine import check_collective
 from quorate.data_parallel.full_sync import FullSyncPlane
-from quorate.data_parallel.gradient_hooks import buffers_of
-from quorate.data_parallel.hang_warning import LONG_S, HangWarning, where_it_waits
 from quorate.data_parallel.iterations import FullSyncIterations, IterationOver, Iterations, QuorumIterations, Receipt
 from quorate.data_parallel.lazy_tensors import Guard
-from quorate.data_parallel.optimizer_steps import PartialSteps
-from quorate.data_parallel.parameter_check import Checker, check_same_model, check_same_values
-from quorate.data_parallel.process_group import ProcessGroup, check_there_is_a_group
+from quorate.data_parallel.optimizer_steps import PartialSteps, Takeover, check_parameters
+from quorate.data_parallel.process_group import (
+    Checker,
+    ProcessGroup,
+    check_same_model,
+    check_same_values,
+    check_there_is_a_group,
+)
 from quorate.data_parallel.quorum import QuorumPlane
 from quorate.data_parallel.resuming import saving_if_asked
 from quorate.data_parallel.sampler import Sampler
 from quorate.data_parallel.saving import Saver
-from quorate.data_parallel.shutdown import AtExit
 from quorate.errors import BadInput, QuorateError, check_at_least
 from quorate.learner import digest
 from quorate.ledger import Ledger
 from quorate.policies import FullSync, Policy
 from quorate.policy_loading import as_policy
 
-#: Optimizers that call the closure several times in one step and expect moved parameters each time.
-_SEVERAL_CLOSURES = ("LBFGS",)
 #: Share of all-reduce time spent waiting for cores from which on rounds are sent after backward, not during it.
 CONTENDED = 0.45
 #: Seconds of silence after which another process counts as lost.
 DEFAULT_PATIENCE_S = 60.0
+#: Time for threads to notice the end.
+_NOTICE_S = 0.5
 _ONE_WRAPPER = "{}: wrap the bare module in one of them, not in both"
-
-
-def check_parameters(named: Sequence[tuple[str, Tensor]], optimizer: Optimizer) -> None:
-    if not named:
-        raise BadInput("the module has no parameter that needs a gradient; there is nothing to train")
-    if not isinstance(optimizer, Optimizer):
-        raise BadInput(
-            f"optimizer is a {type(optimizer).__name__}; make it before: "
-            f"DataParallel(module, torch.optim.SGD(module.parameters(), …), policy)"
-        )
-    inside = getattr(optimizer, "optimizer", None)
-    if isinstance(inside, Optimizer):
-        raise BadInput(
-            f"optimizer is a {type(optimizer).__name__} around a {type(inside).__name__}; "
-            f"give DataParallel the one that is inside, and wrap it afterwards"
-        )
-    if type(optimizer).__name__ in _SEVERAL_CLOSURES:
-        raise BadInput(f"{type(optimizer).__name__} computes several gradients in one step; use another optimizer")
-    known = {id(parameter) for _, parameter in named}
-    for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
-        if id(parameter) not in known and parameter.requires_grad:
-            raise BadInput(
-                "the optimizer has a parameter that is not the module's; "
-                "make it of the parameters of the module that DataParallel gets"
-            )
-
-
-class Takeover:
-    """Replaces `optimizer.step()` by `step` until `give_back` is called.
-
-    settled: waits until the step's update is applied; called before hooks or state_dict() read the parameters.
-    """
-
-    def __init__(self, optimizer: Optimizer, step: Callable[[], Any], settled: Callable[[], None]) -> None:
-        self._optimizer, self._before = optimizer, optimizer.__dict__.get("step")
-
-        def stepping(self: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-            self._opt_called = True  # type: ignore[attr-defined]  # Schedulers check this attribute.
-            for hook in chain(_global_optimizer_pre_hooks.values(), self._optimizer_step_pre_hooks.values()):
-                hook(self, args, kwargs)
-            if closure is not None:
-                with torch.enable_grad():
-                    closure()
-            outcome = step()
-            after = [*self._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()]
-            if after:
-                settled()
-            for hook in after:
-                hook(self, args, kwargs)
-            return outcome
-
-        # A scheduler that was made earlier has marked the original step; a later one wraps this one.
-        if hasattr(self._before, "_wrapped_by_lr_sched"):
-            stepping._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        optimizer.step = MethodType(stepping, optimizer)  # type: ignore[method-assign]
-        # Fused optimizers unscale inside step(), with attributes that the scaler has removed by the time the update is
-        # applied. So the scaler must unscale before the step, as with any other optimizer.
-        self._unscales = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-        if self._unscales:
-            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-        self._handles = [
-            optimizer.register_state_dict_pre_hook(lambda _: settled()),
-            optimizer.register_load_state_dict_pre_hook(lambda *_: settled()),
-        ]
-
-    def give_back(self) -> None:
-        """Restore the optimizer's own step."""
-        for handle in self._handles:
-            handle.remove()
-        if self._unscales:
-            self._optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-        if self._before is None:
-            self._optimizer.__dict__.pop("step", None)
-        else:
-            self._optimizer.step = self._before  # type: ignore[method-assign]
 
 
 class DataParallel(nn.Module):
@@ -221,9 +151,8 @@ class DataParallel(nn.Module):
             if sampler is not None and sampler.is_uneven(self.workers):
                 self._plane.leader = 0  # Worker 0 is in every round; the schedules of other workers may fall behind.
         self._checker = Checker(check_every, named, self._plane, self._control.send)
-        waits = partial(where_it_waits, self._iterations, sampler)
         limit_s = min(LONG_S, patience_s / 2)
-        self._watch = HangWarning(self.worker, self.workers, waits, self._control.send, limit_s)
+        self._watch = HangWarning(self.worker, self.workers, self._iterations.waits, self._control.send, limit_s)
         self._control.connect(
             self.processes,
             partial(pass_on, self._watch, self._checker, sampler, self._iterations),
@@ -252,7 +181,7 @@ class DataParallel(nn.Module):
     ) -> Iterations:
         plane = (layout, self.processes, self.worker, steps)
         if self._decides:
-            finishes_late = getattr(self.policy, "late", "cancel") == "finish"
+            finishes_late = self.policy.late == "finish"
             decided = QuorumPlane(*plane, clip_norm=clip_norm)
             return QuorumIterations(decided, steps, self._sampler, self._control.send, version, finishes_late)
         make = partial(FullSyncPlane, *plane, clip_norm=clip_norm)
@@ -269,7 +198,7 @@ class DataParallel(nn.Module):
             ledger = self._sampler.ledger(self.workers, self._decides, self._control.tell)
         if ledger_state is not None:
             ledger.restore(ledger_state)
-        coordinator = self._control.judge(
+        coordinator = self._control.start_coordinator(
             self.policy,
             ledger,
             decides=self._decides,
@@ -279,7 +208,7 @@ class DataParallel(nn.Module):
             describe={"backend": self.processes.backend, "device": str(self._device)},
         )
         if coordinator is not None:
-            self._checker.then = coordinator.version_made
+            self._plane.on_version.append(coordinator.version_made)
 
     # ------------------------------------------------------------ training
 
@@ -532,3 +461,73 @@ class DataParallel(nn.Module):
     def _raise_if_failed(self) -> None:
         if self._plane.error is not None:
             raise self._plane.error
+
+
+class AtExit:
+    """Finishes a model when the interpreter ends, unless the script did; after a failure it aborts the run.
+
+    A failure is an uncaught exception, or `sys.exit` with a status other than 0. Exit handlers cannot see that status,
+    so `sys.exit` is replaced while the model trains.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = weakref.ref(model)
+        self._kept: Any = None  # keeps a dropped model alive until the script ends
+        self._left: tuple[Any, int] | None = None  # exit status, and the model's version at that time
+        self._exit, self._replacement = sys.exit, self._leave
+        sys.exit = self._replacement  # type: ignore[assignment]
+        atexit.register(self._at_exit)
+
+    def cancel(self) -> None:
+        atexit.unregister(self._at_exit)
+        if sys.exit is self._replacement:
+            sys.exit = self._exit
+
+    def _leave(self, status: Any = None) -> None:
+        model = self._model()
+        if model is not None and status not in (None, 0):
+            self._left = status, model.version
+        self._exit(status)
+
+    def dropped(self, model: Any) -> None:
+        """The script has dropped an unfinished model: finish it with the other processes, as at the script's end."""
+        if self._left is not None:
+            self._kept = model  # the script is about to end
+        elif threading.current_thread().name.startswith("quorate-"):  # the garbage collector ran in it
+            threading.Thread(target=_end, args=(model,), name="quorate-ending").start()
+        else:
+            _end(model)
+
+    def _at_exit(self) -> None:
+        model = self._model()
+        if model is None:
+            return
+        failure = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        # A script may catch its own SystemExit and continue training.
+        left = None if self._left is None or self._left[1] != model.version else self._left[0]
+        if failure is None and left is None:
+            _end(model)
+            return
+        model.abort()
+        if not model.wait_for_threads(_NOTICE_S):
+            _end_at_once(130 if isinstance(failure, KeyboardInterrupt) else left if isinstance(left, int) else 1)
+
+
+def _end(model: Any) -> None:
+    with suppress(QuorateError):  # already reported where it happened
+        model.finish()
+
+
+def _end_at_once(status: int) -> None:
+    """Exit without Python's finalization, in which a thread inside an all-reduce would abort the process.
+
+    The all-reduce returns when another process is gone, and its thread then needs an interpreter that no longer exists.
+    """
+    atexit._run_exitfuncs()  # the remaining exit handlers
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    if status == 130:  # exit like Python after Ctrl-C, so that a shell sees it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status)

@@ -1,4 +1,4 @@
-"""The user's optimizer, applied to a few parameters at a time.
+"""The user's optimizer: its `step()` is replaced, and it is applied to a few parameters at a time.
 
 An update arrives bucket by bucket, while the user's thread may already set the next learning rate, clear `.grad` or run
 forward. The optimizer's arithmetic therefore runs on *aliases*: tensors that share a parameter's memory and optimizer
@@ -7,15 +7,20 @@ state but have a `.grad` of their own. It uses the hyperparameters that held whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from quorate.errors import BadInput
 
+#: Optimizers that call the closure several times in one step and expect moved parameters each time.
+_SEVERAL_CLOSURES = ("LBFGS",)
 #: For each parameter group, all its options except the parameters.
 Hyper = list[dict[str, Any]]
 
@@ -107,3 +112,78 @@ class PartialSteps:
         if alias is None or alias.data_ptr() != parameter.data_ptr():
             alias = self._aliases[parameter] = parameter.detach()
         return alias
+
+
+def check_parameters(named: Sequence[tuple[str, Tensor]], optimizer: Optimizer) -> None:
+    if not named:
+        raise BadInput("the module has no parameter that needs a gradient; there is nothing to train")
+    if not isinstance(optimizer, Optimizer):
+        raise BadInput(
+            f"optimizer is a {type(optimizer).__name__}; make it before: "
+            f"DataParallel(module, torch.optim.SGD(module.parameters(), …), policy)"
+        )
+    inside = getattr(optimizer, "optimizer", None)
+    if isinstance(inside, Optimizer):
+        raise BadInput(
+            f"optimizer is a {type(optimizer).__name__} around a {type(inside).__name__}; "
+            f"give DataParallel the one that is inside, and wrap it afterwards"
+        )
+    if type(optimizer).__name__ in _SEVERAL_CLOSURES:
+        raise BadInput(f"{type(optimizer).__name__} computes several gradients in one step; use another optimizer")
+    known = {id(parameter) for _, parameter in named}
+    for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+        if id(parameter) not in known and parameter.requires_grad:
+            raise BadInput(
+                "the optimizer has a parameter that is not the module's; "
+                "make it of the parameters of the module that DataParallel gets"
+            )
+
+
+class Takeover:
+    """Replaces `optimizer.step()` by `step` until `give_back` is called.
+
+    settled: waits until the step's update is applied; called before hooks or state_dict() read the parameters.
+    """
+
+    def __init__(self, optimizer: Optimizer, step: Callable[[], Any], settled: Callable[[], None]) -> None:
+        self._optimizer, self._before = optimizer, optimizer.__dict__.get("step")
+
+        def stepping(self: Optimizer, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+            self._opt_called = True  # type: ignore[attr-defined]  # Schedulers check this attribute.
+            for hook in chain(_global_optimizer_pre_hooks.values(), self._optimizer_step_pre_hooks.values()):
+                hook(self, args, kwargs)
+            if closure is not None:
+                with torch.enable_grad():
+                    closure()
+            outcome = step()
+            after = [*self._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()]
+            if after:
+                settled()
+            for hook in after:
+                hook(self, args, kwargs)
+            return outcome
+
+        # A scheduler that was made earlier has marked the original step; a later one wraps this one.
+        if hasattr(self._before, "_wrapped_by_lr_sched"):
+            stepping._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        optimizer.step = MethodType(stepping, optimizer)  # type: ignore[method-assign]
+        # Fused optimizers unscale inside step(), with attributes that the scaler has removed by the time the update is
+        # applied. So the scaler must unscale before the step, as with any other optimizer.
+        self._unscales = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        if self._unscales:
+            optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+        self._handles = [
+            optimizer.register_state_dict_pre_hook(lambda _: settled()),
+            optimizer.register_load_state_dict_pre_hook(lambda *_: settled()),
+        ]
+
+    def give_back(self) -> None:
+        """Restore the optimizer's own step."""
+        for handle in self._handles:
+            handle.remove()
+        if self._unscales:
+            self._optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        if self._before is None:
+            self._optimizer.__dict__.pop("step", None)
+        else:
+            self._optimizer.step = self._before  # type: ignore[method-assign]

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from quorate.data_parallel.buckets import IN_FLIGHT, BucketLayout, Piece, PieceOrder, RoundBuffers
-from quorate.data_parallel.cuda_events import Event, own_stream, record_event, wait_event
+from quorate.data_parallel.buckets import IN_FLIGHT, BucketLayout, Event, Piece, PieceOrder, RoundBuffers
 from quorate.data_parallel.lazy_tensors import Gate
 from quorate.data_parallel.optimizer_steps import Hyper, PartialSteps
 from quorate.errors import ProcessLost, QuorateError
@@ -161,7 +160,7 @@ class Plane(ABC):
         self.waits_since: float | None = None  # when the user's thread began to wait; None: it does not wait
         self.waited_s = 0.0  # total time that the user's thread has waited for updates
         #: Called by the updating thread after each version with its number and the seconds its round took.
-        self.on_version: Callable[[int, float], None] | None = None
+        self.on_version: list[Callable[[int, float], None]] = []
         #: Called by the communication thread before it sends a round's last piece: no version can be made before.
         self.before_complete: Callable[[], None] = lambda: None
         #: Values of buffers at the applied version, where the model's own buffers differ from them.
@@ -323,8 +322,10 @@ class Plane(ABC):
             self._give_slot(round.slot)
             if is_version:
                 self.applied_version += 1
-        if self.on_version is not None and is_version:
-            self.on_version(self.applied_version, time.monotonic() - began)
+        if is_version:
+            seconds = time.monotonic() - began
+            for told in self.on_version:
+                told(self.applied_version, seconds)
 
     def _apply(self, round: Round) -> None:
         """Apply every bucket of a round as soon as it is averaged."""
@@ -437,10 +438,10 @@ class Plane(ABC):
 
     def release(self) -> None:
         """After the end: drop the buffers and all reference cycles, so that memory is freed without the collector."""
-        for kept in (self._free, self._released, self.agreed_buffers):
+        for kept in (self._free, self._released, self.agreed_buffers, self.on_version):
             kept.clear()
         self._joined = self._shadow = None
-        self.on_version, self.before_complete = None, lambda: None
+        self.before_complete = lambda: None
         self.gate.closed = False
         self.gate.wait = lambda numbers: None
 
@@ -469,3 +470,33 @@ def _explained(error: Exception) -> QuorateError:
         explained = ProcessLost(f"an all-reduce failed, so another process is probably gone: {error}")
     explained.__cause__ = error
     return explained
+
+
+# CUDA events order the work of threads on a GPU, where a call returns when its work is only queued.
+
+
+def record_event(device: torch.device) -> Event:
+    """An event after all work that this thread has queued so far."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def wait_event(event: Event) -> None:
+    """Queue this thread's later work behind the event."""
+    if event is not None:
+        event.wait()
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the GPU has done the queued work of all threads."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Give this thread a stream of its own, so that its work does not queue behind that of other threads."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+        yield

@@ -11,13 +11,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from quorate.checkpoint import FILES, CheckpointFolder, Damaged, Loaded, state_in
 from quorate.checkpoint_schedule import warn
+from quorate.data_parallel.process_group import ProcessGroup
 from quorate.data_parallel.saving import Saver
 from quorate.errors import BadInput
 
@@ -27,25 +27,13 @@ CHUNK_BYTES = 1 << 26
 _NONE = -1  # the version of a process without a checkpoint
 
 
-class StartingProcesses(Protocol):
-    """The collectives that processes need when they start together."""
-
-    worker: int
-
-    def gather_bytes(self, own: bytes) -> list[bytes]:
-        """The `own` of every process, by worker."""
-
-    def broadcast(self, tensor: Tensor, source: int = 0) -> None:
-        """Copy one process's tensor to all processes."""
-
-
 class StartExchange:
     """Exchanges whole numbers, bytes and errors between the processes of a group when they start.
 
     device: the device of the group's tensors; NCCL takes only tensors on a GPU.
     """
 
-    def __init__(self, group: StartingProcesses, device: torch.device | str = "cpu") -> None:
+    def __init__(self, group: ProcessGroup, device: torch.device | str = "cpu") -> None:
         self.group, self._device = group, torch.device(device)
         self.worker = group.worker
 
@@ -88,7 +76,7 @@ class Resumed:
 
 
 def saving_if_asked(
-    group: StartingProcesses,
+    group: ProcessGroup,
     device: torch.device,
     checkpoint: str | Path | None,
     make: Callable[[], Saver],

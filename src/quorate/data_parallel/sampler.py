@@ -13,8 +13,17 @@ from weakref import WeakSet
 from torch.utils.data import Sampler as TorchSampler
 from torch.utils.data import SequentialSampler
 
-from quorate.data_parallel.batch_lending import LAST, BatchBorrower, LendingLedger, Lent, Now, Tell
-from quorate.data_parallel.fixed_batches import BatchAssignment, FixedBatches, FixedLedger
+from quorate.data_parallel.batches import (
+    LAST,
+    BatchAssignment,
+    BatchBorrower,
+    FixedBatches,
+    FixedLedger,
+    LendingLedger,
+    Lent,
+    Now,
+    Tell,
+)
 from quorate.data_parallel.process_group import world_size
 from quorate.errors import BadInput, QuorateError, check_at_least
 from quorate.ledger import Ledger
@@ -182,7 +191,7 @@ class Sampler(TorchSampler[list[int]]):
 
     def _end_pass_of(self, source: FixedBatches | BatchBorrower) -> None:
         """If the pass is over and all its batches are computed, the processes meet."""
-        if source.pass_is_over and self._at_end is not None and not getattr(source, "runs_on", False):
+        if source.pass_is_over and self._at_end is not None and not source.runs_on:
             self._version = self._at_end()
 
     def run_on(self, on: bool) -> None:
@@ -323,8 +332,7 @@ class Sampler(TorchSampler[list[int]]):
 
     def state(self) -> dict[str, Any]:
         """The position of this process, as JSON values, after a step. (The ledger's state has the loans.)"""
-        data = {key: getattr(self._batches, key) for key in ("samples", "batch_size", "seed")}
-        source = self._bound()
+        data, source = self._data_facts(), self._bound()
         if isinstance(source, BatchBorrower):
             return {**data, "epoch": source.epoch, "first_epoch": self._first_epoch}
         epoch, used = source.assignment.place(source.round)
@@ -333,11 +341,14 @@ class Sampler(TorchSampler[list[int]]):
     def restore(self, state: dict[str, Any]) -> None:
         """Resume from a result of `state`; to be called before `bind`."""
         assert self._source is None
-        for key in ("samples", "batch_size", "seed"):
-            here = getattr(self._batches, key)
+        for key, here in self._data_facts().items():
             if state[key] != here:
                 raise BadInput(f"the checkpoint's sampler has {key} {state[key]}, this one {here}; make it as it was")
         self._restored, self._first_epoch = dict(state), state.get("first_epoch", 0)
+
+    def _data_facts(self) -> dict[str, int | None]:
+        """What a resumed run must have in common with the run before."""
+        return {"samples": self.samples, "batch_size": self.per_step, "seed": self._batches.seed}
 
 
 _samplers: WeakSet[Sampler] = WeakSet()

@@ -298,17 +298,15 @@ class Saver:
         """
         if not self.writes:
             return
-        self._follows, then = True, plane.on_version
+        self._follows = True
 
         def made(version: int, seconds: float) -> None:
-            if then is not None:
-                then(version, seconds)
             if self.is_due(version):
                 self._last = version
                 state = self._state({**plane.newest(), **plane.newest_buffers()})
                 self._submit(version, {**state, "random": random_state(), "extra": extra(version)})
 
-        plane.on_version = made
+        plane.on_version.append(made)
 
     def _submit(self, version: int, state: dict[str, Any]) -> None:
         with self._settling:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from quorate.data_parallel.batches import LendingLedger
 from quorate.data_parallel.control.wire import Message
 from quorate.events import Abandoned, Arrived, Event, Parts, Rebound, Refused, Ticket, Withdrawn, WorkerLost
 
@@ -23,15 +24,14 @@ class _Received(NamedTuple):
 class TicketMatching:
     """The tickets of every worker, and its messages that came before their ticket was started.
 
-    ledger: told about the progress of a batch, if it has the methods `done` and `began`.
+    lending: told about the progress of a batch, if the ledger lends batches ahead of tickets.
     in_order: every gradient counts, so each arrival belongs to the worker's oldest ticket.
     """
 
-    def __init__(self, workers: int, ledger: Any, *, in_order: bool) -> None:
+    def __init__(self, workers: int, lending: LendingLedger | None, *, in_order: bool) -> None:
         self.version = 0  # the newest
         self._in_order = in_order
-        self._done = getattr(ledger, "done", None)
-        self._began = getattr(ledger, "began", None)
+        self._lending = lending
         self._in_flight: dict[int, Ticket] = {}  # by worker
         #: For each worker: version -> the cancelled ticket, and the time of its cancellation.
         self._cancelled: list[dict[int, tuple[Ticket, float]]] = [{} for _ in range(workers)]
@@ -135,7 +135,7 @@ class TicketMatching:
                 self.finished[worker] = received.time
             elif kind == "began":
                 backlog.popleft()
-                if self._began is not None and self._began(worker, received.message["version"]):
+                if self._lending is not None and self._lending.began(worker, received.message["version"]):
                     yield from self._rebound(worker, time)
             elif self._in_order:
                 if worker not in self._in_flight:
@@ -164,7 +164,7 @@ class TicketMatching:
             # The process continued from a newer version than the coordinator assumed; this ticket is never computed.
             return False, [self._arrive(worker, time)]
         events: list[Event] = []
-        rebound = self._done is not None and self._done(worker, version)
+        rebound = self._lending is not None and self._lending.done(worker, version)
         if past is not None:
             cancelled, cancelled_at = past
             for older in [one for one in self._cancelled[worker] if one <= version]:

@@ -83,6 +83,10 @@ class Engine(ABC):
     def describe(self) -> dict[str, Any]:
         """The engine's entry in the trace header, as JSON values."""
 
+    def header(self) -> dict[str, Any]:
+        """Fields of the trace header that only this engine has, as JSON values."""
+        return {}
+
     def core_waits(self) -> dict[int, float]:
         """Seconds that each worker process of this machine was ready to run but had no core; {}: not known."""
         return {}
@@ -100,8 +104,11 @@ class Engine(ABC):
         """Free the gradient of an arrived ticket that will not be applied."""
 
     @abstractmethod
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
-        """Make the next version from these arrivals, summed in this order."""
+    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None, reason: str) -> Outcome:
+        """Make the next version from these arrivals, summed in this order.
+
+        reason: why the policy decided so, for an engine whose processes are told.
+        """
 
     def now(self, time: float) -> float:
         """The current time; `time` is that of the last event. A simulated clock stands still between events."""

@@ -99,6 +99,8 @@ class Policy(ABC):
     history: int = 0
     #: Whether it hears `Learned`.
     wants_noise: ClassVar[bool] = False
+    #: What it does with gradients of a closed version; synchronous policies have an argument of this name.
+    late: str = "cancel"
     #: Whether its `Apply` may carry weights.
     weighs: bool = False
     #: Whether workers start together on a version, so that a trace has rounds.

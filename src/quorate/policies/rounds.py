@@ -17,7 +17,6 @@ class RoundPolicy(Policy):
     """
 
     has_rounds = steady = collective = True
-    late: str = "cancel"
 
     def __init__(self, late: str = "cancel") -> None:
         self.late = check_late(late)

@@ -416,21 +416,21 @@ def evaluating_and_loading(wrap: Wrap) -> tuple[list[Tensor], Figures]:
 @case
 def two_models(wrap: Wrap) -> tuple[list[Tensor], Figures]:
     """As in adversarial training: each has an optimizer of its own, and one's loss goes through the other."""
-    maker, judge = perceptron(), nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
-    for_maker, for_judge = sgd(maker), sgd(judge)
-    making, judging = wrap(maker, for_maker), wrap(judge, for_judge)
+    generator, critic = perceptron(), nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    for_generator, for_critic = sgd(generator), sgd(critic)
+    trained_generator, trained_critic = wrap(generator, for_generator), wrap(critic, for_critic)
     for batch in batches(8, 8):
-        made = making(batch)
-        loss = judging(made.detach()).square().mean() + (judging(batch[:, :4]) - 1).square().mean()
+        made = trained_generator(batch)
+        loss = trained_critic(made.detach()).square().mean() + (trained_critic(batch[:, :4]) - 1).square().mean()
         loss.backward()
-        for_judge.step()
-        for_judge.zero_grad()
-        judge.requires_grad_(False)
-        (judge(made) - 1).square().mean().backward()
-        for_maker.step()
-        for_maker.zero_grad()
-        judge.requires_grad_(True)
-    return [*parameters(maker), *parameters(judge)], {}
+        for_critic.step()
+        for_critic.zero_grad()
+        critic.requires_grad_(False)
+        (critic(made) - 1).square().mean().backward()
+        for_generator.step()
+        for_generator.zero_grad()
+        critic.requires_grad_(True)
+    return [*parameters(generator), *parameters(critic)], {}
 
 
 # ------------------------------------------------------------ torch.compile

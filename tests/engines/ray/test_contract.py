@@ -9,14 +9,14 @@ import pytest
 pytest.importorskip("ray")
 
 from quorate.engines import Ray
-from tests.contract.suite import EngineContract
+from tests.contract.suite import ModelContract
 from tests.engines.ray.clusters import SeveralNodes, one_node, several_nodes
 
 LATENCY = "shifted-exp:0.001,0.002*pauses:0.1,8"
 
 
 @pytest.mark.ray
-class TestRay(EngineContract):
+class TestRay(ModelContract):
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def cluster(cls) -> Iterator[None]:
@@ -28,7 +28,7 @@ class TestRay(EngineContract):
 
 
 @pytest.mark.ray
-class TestRayOnSeveralNodes(EngineContract):
+class TestRayOnSeveralNodes(ModelContract):
     """Every gradient and every version crosses a border, and the model is cut in two."""
 
     @pytest.fixture(scope="class", autouse=True)

@@ -45,11 +45,6 @@ class Unpacker:
         self.limit_bytes = limit_bytes
         self._bytes = bytearray()
 
-    @property
-    def is_torn(self) -> bool:
-        """Whether the bytes so far end in the middle of a message."""
-        return bool(self._bytes)
-
     def feed(self, data: bytes) -> list[Message]:
         """The messages that are complete now; raises `NoMessage` at the first invalid one."""
         self._bytes += data

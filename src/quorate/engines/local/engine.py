@@ -34,7 +34,7 @@ from quorate.errors import BadInput, check_at_least
 from quorate.faults import Faults, parse_faults
 from quorate.latency import Latency, parse_latency
 from quorate.learner import Learner
-from quorate.machine import core_wait_s
+from quorate.machine import core_wait_s, machine
 from quorate.schema import MOST_THREADS, MOST_WORKERS
 
 #: Memory of a worker process besides its blocks and the task's data. Measured: a fork takes 9 to 15 MB.
@@ -86,6 +86,9 @@ class Local(LiveEngine):
             "wire": self.wire,
             "arithmetic": KEPT if self.wire == "fp32" else KEPT_HALF,
         }
+
+    def header(self) -> dict[str, Any]:
+        return {"machine": machine(self.workers)}
 
     def open(self, job: Job) -> None:
         if not sys.platform.startswith("linux"):

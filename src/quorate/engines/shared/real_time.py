@@ -316,7 +316,7 @@ class LiveEngine(Engine):
     def drop(self, ticket: Ticket) -> None:
         self._run.updater.drop(ticket)
 
-    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None) -> Outcome:
+    def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None, reason: str) -> Outcome:
         began = monotonic()
         outcome: Outcome = self._run.updater.apply(tickets, weights)
         return outcome._replace(apply_s=monotonic() - began)

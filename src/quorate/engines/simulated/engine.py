@@ -88,7 +88,7 @@ class InProcessEngine(Engine):
     def _graph(self, model: WorkerModel, groups: int = 1) -> GradientGraph | None:
         return gradient_graph(model, groups) if self.device.type == "cuda" and self.graphs else None
 
-    def apply(self, tickets: tuple[Ticket, ...], weights: Weights) -> Outcome:
+    def apply(self, tickets: tuple[Ticket, ...], weights: Weights, reason: str) -> Outcome:
         return _NO_OUTCOME if self._strategy is None else self._strategy.apply(tickets, weights)
 
     def drop(self, ticket: Ticket) -> None:
