@@ -86,10 +86,7 @@ def _arithmetic(result: quorate.Result) -> str:
 def test_a_run_side_by_side_is_the_run_one_by_one(
     make: Any, policy: quorate.Policy, learning: dict[str, float]
 ) -> None:
-    apart, abreast = (
-        _run(Toy(make, plain_sgd), policy, together, learning=quorate.Learning(**learning))
-        for together in (False, True)
-    )
+    apart, abreast = (_run(Toy(make, plain_sgd), policy, together, **learning) for together in (False, True))
     assert _arithmetic(apart) == "kept" and _arithmetic(abreast) == "abreast"
     assert apart.metrics.seconds == abreast.metrics.seconds
     _assert_close(apart, abreast)
@@ -102,8 +99,7 @@ def test_one_late_worker_computes_ahead(
     make: Any, policy: quorate.Delayed, learning: dict[str, float], computed: Computed
 ) -> None:
     apart, abreast = (
-        _run(Toy(make, plain_sgd, samples=92), policy, together, 1, learning=quorate.Learning(**learning))
-        for together in (False, True)
+        _run(Toy(make, plain_sgd, samples=92), policy, together, 1, **learning) for together in (False, True)
     )
     assert _arithmetic(apart) == "kept" and _arithmetic(abreast) == "abreast"
     assert max(map(len, computed)) >= min(policy.delay + 1, 8)  # at the end of an epoch a smaller batch is in the way
@@ -361,9 +357,9 @@ class Huge(Toy):
 
 
 def test_a_gradient_is_finite_even_if_its_square_is_not() -> None:
-    learning = quorate.Learning(clip_norm=1.0)
+    learning = {"clip_norm": 1.0}
     apart, abreast = (
-        _run(Huge(optimizer=plain_sgd), quorate.Async(), together, learning=learning) for together in (False, True)
+        _run(Huge(optimizer=plain_sgd), quorate.Async(), together, **learning) for together in (False, True)
     )
     assert _arithmetic(abreast) == "abreast" and abreast.metrics.refused_tickets == 0
     _assert_close(apart, abreast)
@@ -381,9 +377,9 @@ class Double(Toy):
 
 
 def test_64_bits_stay_64_bits() -> None:
-    learning = quorate.Learning(clip_norm=0.1)
+    learning = {"clip_norm": 0.1}
     apart, abreast = (
-        _run(Double(optimizer=plain_sgd), quorate.Async(), together, learning=learning) for together in (False, True)
+        _run(Double(optimizer=plain_sgd), quorate.Async(), together, **learning) for together in (False, True)
     )
     assert _arithmetic(abreast) == "abreast"
     assert apart.summary["loss"] == pytest.approx(abreast.summary["loss"], rel=1e-12)

@@ -37,10 +37,10 @@ def console(width: int | None = None) -> Console:
     return Console(highlight=False, width=width)
 
 
-def print_result(result: Result, label: str, as_json: bool, **more: Any) -> None:
-    """Print the result of one run; `more` is added to the JSON object. A problem of the run is exit status 1."""
+def print_result(result: Result, label: str, as_json: bool) -> None:
+    """Print the result of one run, and its folder. A problem of the run is exit status 1."""
     if as_json:
-        print_json({**result.summary, **more})
+        print_json({**result.summary, "out": None if result.out is None else str(result.out)})
     else:
         _print_summary(result, label)
     if result.problem is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.cli.engine_options import Place
-from quorate.cli.options import EndOptions, LearningOptions, SubjectOptions, TaskOptions
+from quorate.cli.options import EndOptions, TaskOptions, UpdateOptions
 from quorate.cli.policy_options import WorkerCounts, flag_text
 from quorate.cli.progress import AliveWorkers, Reporter, starting
 from quorate.cli.signals import INTERRUPTED, TERMINATED, Stopped, Terminated
@@ -169,7 +169,7 @@ class RunSpec:
                 out=out,
                 batch_size=self.batch_size,
                 samples=self.samples,
-                learning=self.learning,
+                **self.learning.options(),
                 evaluate_every=self.evaluate_every,
                 patience_s=self.patience,
                 checkpoint_every=checkpoint_every,
@@ -179,14 +179,13 @@ class RunSpec:
 
 
 def make_run_spec(
-    subject: TaskOptions, workers: WorkerCounts, place: Place, patience: float, end: EndOptions, update: LearningOptions
+    subject: TaskOptions, workers: WorkerCounts, place: Place, patience: float, end: EndOptions, update: UpdateOptions
 ) -> RunSpec:
     """Read and check the options."""
     from quorate.conditions import parse_until
     from quorate.learner import Learning
 
-    only_timed = subject if isinstance(subject, SubjectOptions) and subject.no_gradients else None
-    if only_timed is not None:
+    if subject.no_gradients:
         for name in update.given():
             raise BadInput(
                 f"{flag_text(name, getattr(update, name))} was given, but it needs gradients; "
@@ -195,14 +194,14 @@ def make_run_spec(
     until = None if end.until is None else parse_until(end.until)
     learning = Learning(clip_norm=update.clip_norm, ema=update.ema, delay_compensation=update.delay_compensation)
     with redirect_stdout(sys.stderr):  # a task's file may print; stdout is for the result
-        updates, epochs = _end(subject, end, only_timed is not None)
-        sizes = {"batch_size": subject.batch_size} if only_timed is None else _sizes(only_timed, epochs)
+        updates, epochs = _end(subject, end)
+        sizes = _sizes(subject, epochs) if subject.no_gradients else {"batch_size": subject.batch_size}
     return RunSpec(
         workers=workers,
         place=place,
         patience=patience,
         seed=subject.seed,
-        task=subject.task if only_timed is None else None,
+        task=None if subject.no_gradients else subject.task,
         updates=updates,
         epochs=epochs,
         until=until,
@@ -212,11 +211,11 @@ def make_run_spec(
     )
 
 
-def _end(subject: TaskOptions, end: EndOptions, only_timed: bool) -> tuple[int | None, int | None]:
+def _end(subject: TaskOptions, end: EndOptions) -> tuple[int | None, int | None]:
     """Updates and epochs; by default 20 epochs, or 1000 updates if the data is a stream or is not used."""
     if end.updates is not None or end.epochs is not None or end.until is not None:
         return end.updates, end.epochs
-    if only_timed:
+    if subject.no_gradients:
         return DEFAULT_UPDATES, None
     if subject.task != READY_TASK_WITH_EPOCHS:
         from quorate.task import bind_task
@@ -226,7 +225,7 @@ def _end(subject: TaskOptions, end: EndOptions, only_timed: bool) -> tuple[int |
     return None, end.default_epochs
 
 
-def _sizes(subject: SubjectOptions, epochs: int | None) -> dict[str, Any]:
+def _sizes(subject: TaskOptions, epochs: int | None) -> dict[str, Any]:
     """Sizes of the task's batch, data and model; the size of the data only matters with epochs."""
     import torch
 
