@@ -51,19 +51,23 @@ def contender_of(policy: Policy, workers: int, task: str | None) -> Contender:
     name = label(policy, workers)
     kind = TUNED.get(policy.name) if task == "digits" else None
     if kind is None:
-        return Contender(policy.name, name, policy)
-    return Contender(policy.name, f"{name}, lr {kind().lr:g}", policy, f"{kind.__module__}:{kind.__name__}", kind().lr)
+        return Contender(name, policy)
+    return Contender(f"{name}, lr {kind().lr:g}", policy, f"{kind.__module__}:{kind.__name__}", kind().lr)
 
 
 @dataclass(frozen=True)
 class Contender:
     """One run of a comparison, before it is made."""
 
-    name: str  # key, and name of the folder
     label: str
     policy: Policy
     task: str | None = None  # None: the task of the RunSpec
     lr: float | None = None  # None: the learning rate of the task
+
+    @property
+    def name(self) -> str:
+        """Key of the run, and name of its folder."""
+        return self.policy.name
 
 
 class ComparisonFolder:
@@ -235,7 +239,7 @@ def compare(
     if target is None and subject.task == "digits" and not subject.no_gradients:
         target = DIGITS_TARGET
     goal = None if target is None else parse_until(target)
-    spec = make_run_spec(subject, workers, place, cluster.patience, end, update)
+    spec = make_run_spec(subject, workers.total, place, cluster.patience, end, update)
     contenders = [contender_of(policy, workers.total, spec.task) for policy in chosen]
     folder = None
     if out is not None:

@@ -112,7 +112,9 @@ def demo(
     """
     check_can_draw()
     place = Place(LOCAL, {"latency": LATENCY})
-    spec = make_run_spec(TaskOptions(seed=seed), WORKERS, place, PATIENCE_S, EndOptions(epochs=EPOCHS), UpdateOptions())
+    spec = make_run_spec(
+        TaskOptions(seed=seed), WORKERS.total, place, PATIENCE_S, EndOptions(epochs=EPOCHS), UpdateOptions()
+    )
     goal = parse_until(TARGET)
     chosen, rates = contenders()
     folder = ComparisonFolder(out, [contender.name for contender in chosen])
@@ -151,8 +153,8 @@ def _at_the_same_rate(spec: RunSpec, outcomes: list[ComparedRun], lr: float, goa
     """Run async for a few epochs at the rate of full sync, and look up full sync after as many epochs."""
     policy = Async()
     epochs = min(EPOCHS_AT_SAME_RATE, EPOCHS)
-    contender = Contender(policy.name, f"{label(policy, WORKERS.total)}, lr {lr:g}", policy)
-    stale = run_all(replace(spec, epochs=epochs), [contender], goal, report, None)
+    contender = Contender(f"{label(policy, WORKERS.total)}, lr {lr:g}", policy)
+    stale = run_all(replace(spec, options={**spec.options, "epochs": epochs}), [contender], goal, report, None)
     full = outcomes[0].metrics
     as_many = epochs * full.header["samples"]
     full_accuracy = [one.measures[goal.name] for one in full.evaluations if one.samples <= as_many][-1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quorate.cli.engine_options import Place
 from quorate.cli.options import EndOptions, TaskOptions, UpdateOptions
-from quorate.cli.policy_options import WorkerCounts, flag_text
+from quorate.cli.policy_options import flag_text
 from quorate.cli.progress import AliveWorkers, Reporter, starting
 from quorate.cli.signals import INTERRUPTED, TERMINATED, Stopped, Terminated
 from quorate.errors import BadInput, LearnerLost, QuorumLost, WorkerFailed, check_at_least
@@ -21,8 +21,6 @@ from quorate.schema import MOST_THREADS
 from quorate.trace import TRACE_FILE, Recorder
 
 if TYPE_CHECKING:
-    from quorate.conditions import Until
-    from quorate.learner import Learning
     from quorate.run import Result
 
 
@@ -124,19 +122,11 @@ READY_TASK_WITH_EPOCHS = "digits"
 class RunSpec:
     """Settings that all runs of a command have in common."""
 
-    workers: WorkerCounts
-    place: Place
-    patience: float
-    seed: int
     task: str | None  # None: no gradients
-    batch_size: int | None
-    samples: int | None = None
-    model_bytes: int | None = None
-    updates: int | None
-    epochs: int | None
-    until: Until | None
-    learning: Learning
-    evaluate_every: int | None
+    workers: int
+    place: Place
+    model_bytes: int | None
+    options: dict[str, Any]  # further arguments of `quorate.train`
 
     def run(
         self,
@@ -152,9 +142,8 @@ class RunSpec:
         """Make one run; `task` replaces that of the spec. A signal ends it with a message on how to resume."""
         import quorate
 
-        workers = self.workers.total
-        engine = self.place.engine(workers, self.model_bytes)
-        reporter.begin(label, starting(workers, engine.name) if self.place.real else None)
+        engine = self.place.engine(self.workers, self.model_bytes)
+        reporter.begin(label, starting(self.workers, engine.name) if self.place.real else None)
         if self.place.real:
             recorders = (*recorders, AliveWorkers(reporter))
         with resume_hint(label, reporter, out, self.place.options_to_repeat):
@@ -162,24 +151,16 @@ class RunSpec:
                 self.task if task is None else task,
                 policy,
                 engine,
-                updates=self.updates,
-                epochs=self.epochs,
-                until=self.until,
-                seed=self.seed,
                 out=out,
-                batch_size=self.batch_size,
-                samples=self.samples,
-                **self.learning.options(),
-                evaluate_every=self.evaluate_every,
-                patience_s=self.patience,
                 checkpoint_every=checkpoint_every,
                 on_progress=reporter,
                 recorders=recorders,
+                **self.options,
             )
 
 
 def make_run_spec(
-    subject: TaskOptions, workers: WorkerCounts, place: Place, patience: float, end: EndOptions, update: UpdateOptions
+    subject: TaskOptions, workers: int, place: Place, patience: float, end: EndOptions, update: UpdateOptions
 ) -> RunSpec:
     """Read and check the options."""
     from quorate.conditions import parse_until
@@ -197,17 +178,20 @@ def make_run_spec(
         updates, epochs = _end(subject, end)
         sizes = _sizes(subject, epochs) if subject.no_gradients else {"batch_size": subject.batch_size}
     return RunSpec(
+        task=None if subject.no_gradients else subject.task,
         workers=workers,
         place=place,
-        patience=patience,
-        seed=subject.seed,
-        task=None if subject.no_gradients else subject.task,
-        updates=updates,
-        epochs=epochs,
-        until=until,
-        learning=learning,
-        evaluate_every=update.evaluate_every,
-        **sizes,
+        model_bytes=sizes.pop("model_bytes", None),
+        options={
+            "updates": updates,
+            "epochs": epochs,
+            "until": until,
+            "seed": subject.seed,
+            "evaluate_every": update.evaluate_every,
+            "patience_s": patience,
+            **learning.options(),
+            **sizes,
+        },
     )
 
 

@@ -133,7 +133,7 @@ def start_run(
     workers = parse_workers(cluster.workers or usual)
     chosen = choose_policy(policy, workers, options.given(), options.policy_option or ())
     name = label(chosen, workers.total)
-    spec = make_run_spec(subject, workers, place, cluster.patience, end, update)
+    spec = make_run_spec(subject, workers.total, place, cluster.patience, end, update)
     kept = folder_for_run(out) if place.real else nullcontext(out)
     with run_environment(cluster.threads), kept as folder, reporter(output.quiet) as report:
         result = spec.run(chosen, name, report, out=folder, checkpoint_every=checkpoint_every)
