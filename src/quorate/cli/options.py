@@ -62,8 +62,6 @@ READY_TASKS = "digits, mnist, cifar10, cifar10-inception, pixelcnn, charlm, cart
 SUBJECT, CLUSTER, POLICY = "What is trained", "The cluster", "The policy"
 END, UPDATE = "When it ends", "The update"
 KEPT, OUTPUT = "What is kept", "What is printed"
-
-
 SEED_HELP = "Draws parameters, order of samples and delays; equal seeds, equal simulated runs."
 
 
