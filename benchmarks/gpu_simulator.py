@@ -56,7 +56,8 @@ def run(
         updates=updates,
         batch_size=batch_size,
         evaluate_every=updates,
-        learning=quorate.Learning(ema=0.999, clip_norm=5.0 if isinstance(policy, quorate.Async) else None),
+        ema=0.999,
+        clip_norm=5.0 if isinstance(policy, quorate.Async) else None,
         recorders=(Clock(),),
     )
     whole_s = time.monotonic() - began

@@ -44,7 +44,7 @@ def main() -> None:
 
     # ↓ instead of model, optimizer, loader, scheduler = accelerator.prepare(net, optimizer, loader, scheduler)
     model, optimizer, loader, scheduler = prepare(
-        accelerator, net, optimizer, loader, scheduler, policy=policy, sampler=sampler, trace=options.trace
+        accelerator, net, optimizer, loader, scheduler, policy=policy, sampler=sampler, out=options.out
     )
 
     used, dropped = 0, 0
@@ -74,7 +74,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--backups", type=int, default=0, help="do not wait for the slowest so many processes")
     parser.add_argument("--straggler", action="store_true", help="the last process is slow")
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--trace", help="a folder for the trace, to look at with `quorate report`")
+    parser.add_argument("--out", help="a folder for the trace, to look at with `quorate report`")
     return parser.parse_args()
 
 

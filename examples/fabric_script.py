@@ -29,7 +29,7 @@ def main() -> None:
     train, test = split_digits()
     sampler = quorate.Sampler(train, batch_size=16)  # whatever is dropped, each sample counts once an epoch
 
-    strategy = QuorateStrategy(policy, sampler=sampler, trace=options.trace)  # ← instead of strategy="ddp"
+    strategy = QuorateStrategy(policy, sampler=sampler, out=options.out)  # ← instead of strategy="ddp"
     fabric = Fabric(accelerator="auto", devices=workers, strategy=strategy, precision="bf16-mixed")
     fabric.launch()
     is_slow = options.straggler and fabric.global_rank == workers - 1
@@ -68,7 +68,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--straggler", action="store_true", help="the last process is slow")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--save", help="a file to save to after every epoch")
-    parser.add_argument("--trace", help="a folder for the trace, to look at with `quorate report`")
+    parser.add_argument("--out", help="a folder for the trace, to look at with `quorate report`")
     return parser.parse_args()
 
 

@@ -46,7 +46,7 @@ def main() -> None:
         backups = options.backups
         policy = quorate.BackupSync(workers - backups, backups) if backups else quorate.FullSync()
         sampler = quorate.Sampler(train, options.batch_size)  # ← 2  whatever is dropped, a sample counts once an epoch
-        model = quorate.DataParallel(net, optimizer, policy, sampler=sampler, trace=options.trace)  # ← 3
+        model = quorate.DataParallel(net, optimizer, policy, sampler=sampler, out=options.out)  # ← 3
         loader = DataLoader(train, batch_sampler=sampler)  # ← 4
 
     began, used, dropped = time.perf_counter(), 0, 0
@@ -80,7 +80,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--straggler", action="store_true", help="the last process is slow")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=16, help="samples in a batch of one process")
-    parser.add_argument("--trace", help="a folder for the trace, to look at with `quorate report`")
+    parser.add_argument("--out", help="a folder for the trace, to look at with `quorate report`")
     return parser.parse_args()
 
 

@@ -11,6 +11,9 @@ from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.data_parallel.engine import check_collective
+from quorate.learner import Learning
+from quorate.policy_loading import make_policy
+from quorate.task import load_task
 from tests.own_policies import FromScratch
 from tests.toy_tasks import Toy
 
@@ -25,18 +28,18 @@ ENGINE = quorate.Simulated(4)
         (lambda: quorate.BackupSync(2.5), "quorum is 2.5"),  # type: ignore[arg-type]
         (lambda: quorate.BackupSync(2, late="perhaps"), "cancel, finish"),
         (lambda: quorate.Async(-1), "max_staleness is -1"),
-        (lambda: quorate.SoftSync(0), "gradients is 0"),
+        (lambda: quorate.SoftSync(0), "quorum is 0"),
         (lambda: quorate.BoundedStaleness(-1), "bound is -1"),
-        (lambda: quorate.KBatchSync(0), "k is 0"),
+        (lambda: quorate.KBatchSync(0), "quorum is 0"),
         (lambda: quorate.Delayed(-1), "delay is -1"),
         (lambda: quorate.Delayed(1, warm_up=-1), "warm_up is -1"),
         (lambda: quorate.Deadline(limit=0), "limit is 0"),
         (lambda: quorate.Deadline(slack=0.5), "slack is 0.5"),
-        (lambda: quorate.Deadline(minimum=0), "minimum is 0"),
-        (lambda: quorate.make_policy("bakcup"), "async, backup, bounded"),
-        (lambda: quorate.make_policy("async", quorum=3), "no option 'quorum'"),
-        (lambda: quorate.SoftSync(10**17), "gradients is 100,000,000,000,000,000, but the limit is 1,000,000"),
-        (lambda: quorate.KBatchSync(10**9), "k is 1,000,000,000, but the limit is 1,000,000"),
+        (lambda: quorate.Deadline(min_quorum=0), "min_quorum is 0"),
+        (lambda: make_policy("bakcup"), "async, backup, bounded"),
+        (lambda: make_policy("async", quorum=3), "no option 'quorum'"),
+        (lambda: quorate.SoftSync(10**17), "quorum is 100,000,000,000,000,000, but the limit is 1,000,000"),
+        (lambda: quorate.KBatchSync(10**9), "quorum is 1,000,000,000, but the limit is 1,000,000"),
         (lambda: quorate.Simulated(10**9), "workers is 1,000,000,000, but the limit is 100,000"),
         (
             lambda: quorate.Simulated(4, faults="lose:1000000000@1"),
@@ -55,13 +58,13 @@ ENGINE = quorate.Simulated(4)
             "not a rate; write e.g. 1Gbit, 10GbE, 250Mbps or 125MB/s",
         ),
         (lambda: quorate.Simulated(4, device="meta"), "use cpu or cuda"),
-        (lambda: quorate.Learning(clip_norm=0), "clip_norm is 0"),
-        (lambda: quorate.Learning(ema=1.5), "ema is 1.5"),
-        (lambda: quorate.Learning(delay_compensation=-1), "delay_compensation is -1"),
-        (lambda: quorate.load_task("digit"), "digits"),
-        (lambda: quorate.load_task("nowhere.py:Task"), "does not exist"),
-        (lambda: quorate.load_task("no.such.module:Task"), "cannot be imported"),
-        (lambda: quorate.load_task("quorate.tasks.digits:Nothing"), "no class 'Nothing'"),
+        (lambda: Learning(clip_norm=0), "clip_norm is 0"),
+        (lambda: Learning(ema=1.5), "ema is 1.5"),
+        (lambda: Learning(delay_compensation=-1), "delay_compensation is -1"),
+        (lambda: load_task("digit"), "digits"),
+        (lambda: load_task("nowhere.py:Task"), "does not exist"),
+        (lambda: load_task("no.such.module:Task"), "cannot be imported"),
+        (lambda: load_task("quorate.tasks.digits:Nothing"), "no class 'Nothing'"),
     ],
 )
 def test_values_are_checked_when_they_are_given(make: Any, words: str) -> None:
@@ -144,7 +147,7 @@ class Sparse(torch.nn.Module):
         ({"policy": quorate.BackupSync(9)}, "quorum is 9, but the run has 4 workers"),
         ({"policy": quorate.BackupSync(2, 1)}, r"give the engine \(or torchrun\) 3 workers"),
         ({"policy": quorate.Deadline(quorum=5)}, "quorum is 5"),
-        ({"policy": quorate.Deadline(minimum=5)}, "minimum is 5"),
+        ({"policy": quorate.Deadline(min_quorum=5)}, "min_quorum is 5"),
     ],
 )
 def test_runs_are_checked(options: dict[str, Any], words: str, tmp_path: Path) -> None:

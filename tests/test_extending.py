@@ -17,6 +17,7 @@ import pytest
 import quorate
 from quorate.cli import main
 from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
+from quorate.policy_loading import make_policy
 from quorate.reporting.live.state import LiveMetrics
 from quorate.trace import feed, read_header, read_trace
 from tests.own_policies import FromScratch, NewestCountsMost, WarmUpBackup
@@ -122,7 +123,7 @@ def test_a_policy_file_elsewhere_is_not_run_unasked(
     page: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quorate.train(
-        "digits", quorate.make_policy("my_policy.py:WarmUpBackup", quorum=2), quorate.Simulated(2), updates=2, out="run"
+        "digits", make_policy("my_policy.py:WarmUpBackup", quorum=2), quorate.Simulated(2), updates=2, out="run"
     )
     with (page / "my_policy.py").open("a", encoding="utf-8") as file:
         file.write("\nopen(__file__ + '.ran', 'w').close()\n")
@@ -132,9 +133,7 @@ def test_a_policy_file_elsewhere_is_not_run_unasked(
     assert not (page / "my_policy.py.ran").exists()
     given = quorate.replay(page / "run", policy=f"{page / 'my_policy.py'}:WarmUpBackup", gradients=False)
     assert given.lines > 2 and (page / "my_policy.py.ran").exists()
-    assert quorate.replay(
-        page / "run", policy=quorate.make_policy(f"{page}/my_policy.py:WarmUpBackup", quorum=1)
-    ).gradients
+    assert quorate.replay(page / "run", policy=make_policy(f"{page}/my_policy.py:WarmUpBackup", quorum=1)).gradients
 
 
 def test_a_script_replays_its_own_policy_without_running_twice(page: Path) -> None:
@@ -162,7 +161,7 @@ def test_names_are_taken_where_they_are_natural(page: Path) -> None:
     assert quorate.train(None, quorate.FullSync, engine, updates=2).metrics.updates == 2  # type: ignore[arg-type]
     for name, words in [
         ("backup", r"policy 'backup' needs quorum; write BackupSync\(quorum=…"),
-        ("k-batch", r"write KBatchSync\(k=…\)"),
+        ("k-batch", r"write KBatchSync\(quorum=…\)"),
         ("my_policy.py:WarmUpBackup", r"write WarmUpBackup\(quorum=…\)"),
         ("bakcup", r"did you mean backup\?"),
         (6, "policy is 6, a int; give a policy such as"),

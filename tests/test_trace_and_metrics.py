@@ -110,6 +110,28 @@ def test_a_replay_with_another_task_is_found_out(run: Path) -> None:
         quorate.replay(run, Toy(samples=55))
 
 
+@pytest.mark.parametrize(
+    ("policy", "now", "before"),
+    [
+        (quorate.SoftSync(3), "quorum", "gradients"),
+        (quorate.KBatchSync(3), "quorum", "k"),
+        (quorate.Deadline(1.5, min_quorum=2), "min_quorum", "minimum"),
+        (quorate.AdaptiveBackup(min_quorum=2), "min_quorum", "least"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_options_of_earlier_traces_get_their_names_of_today(
+    policy: quorate.Policy, now: str, before: str, tmp_path: Path
+) -> None:
+    quorate.train(None, policy, quorate.Simulated(4, "constant:1"), updates=5, out=tmp_path / "run")
+    text = (tmp_path / "run" / "trace.jsonl").read_text()
+    old = tmp_path / "old.jsonl"
+    old.write_text(text.replace(f'"{now}":', f'"{before}":', 1))
+    assert old.read_text() != text
+    assert next(read_trace(old))["policy"] == policy.describe()
+    assert quorate.replay(old).lines == len(text.splitlines()) - 1
+
+
 def test_worker_seconds_add_up() -> None:
     """Full sync, constant seconds, one slow worker: the others wait for it."""
     engine = quorate.Simulated(3, "constant:1*slow:2=4")

@@ -10,6 +10,7 @@ import quorate
 from benchmarks.scaling.links import FP32_BYTES, queued_s
 from benchmarks.scaling.paper import BACKUPS, LATENCY_S, MACHINES, RATES_GBIT, SIZES, load, rate, seconds_text, table
 from quorate.events import Parts, Ticket
+from quorate.network import Network
 from quorate.trace import Update
 
 LATENCY = "chen2016"
@@ -43,9 +44,7 @@ def simulate(
 ) -> float:
     """Seconds of an update."""
     link = rate(gbit)
-    network = quorate.Network(
-        bandwidth=link.bytes_per_s, server_bandwidth=link.bytes_per_s, latency_s=LATENCY_S, shards=shards
-    )
+    network = Network(bandwidth=link.bytes_per_s, server_bandwidth=link.bytes_per_s, latency_s=LATENCY_S, shards=shards)
     engine = quorate.Simulated(machines, LATENCY, network=network, model_bytes=FP32_BYTES * parameters)
     result = quorate.train(None, policy(machines, backups), engine, updates=updates, recorders=recorders)
     return float(result.summary["seconds"] / updates)

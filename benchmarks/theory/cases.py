@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.theory import formulas, runs
-from quorate import Async, BackupSync, Deadline, FullSync, KBatchSync, SoftSync, parse_latency
-from quorate.latency import Independent
+from quorate import Async, BackupSync, Deadline, FullSync, KBatchSync, SoftSync
+from quorate.latency import Independent, parse_latency
 
 
 @dataclass(frozen=True)
@@ -198,14 +198,14 @@ CASES = [
         19,
         "deadline of 2 s, 16 workers, 0.5 + Exp(0.5): seconds",
         lambda: formulas.deadline_seconds_exponential(0.5, 0.5, 2, 16),
-        lambda: runs.update_s(Deadline(2.0, minimum=1), 16, "shifted-exp:0.5,0.5", 4000),
+        lambda: runs.update_s(Deadline(2.0, min_quorum=1), 16, "shifted-exp:0.5,0.5", 4000),
         0.01,
     ),
     Case(
         20,
         "the same: gradients an update",
         lambda: formulas.deadline_gradients_exponential(0.5, 0.5, 2, 16),
-        lambda: runs.gradients_per_update(Deadline(2.0, minimum=1), 16, "shifted-exp:0.5,0.5", 4000),
+        lambda: runs.gradients_per_update(Deadline(2.0, min_quorum=1), 16, "shifted-exp:0.5,0.5", 4000),
         0.01,
     ),
     Case(

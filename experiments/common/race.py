@@ -195,7 +195,7 @@ class Race:
         """Train to the end, and measure so often that a curve can be drawn; `options` are those of `quorate.train`."""
         method, updates = self.method(trial.method), self.updates(trial)
         if self.averaged_share:
-            options["learning"] = quorate.Learning(ema=max(0.0, 1 - 1 / (self.averaged_share * updates)))
+            options["ema"] = max(0.0, 1 - 1 / (self.averaged_share * updates))
         return train_curve(
             task,
             method.policy,

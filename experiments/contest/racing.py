@@ -42,7 +42,7 @@ def run(trial: Trial, quick: bool = False) -> list[Finish]:
             until=f"seconds>={QUICK_BUDGET_S if quick else BUDGET_S}",
             evaluate_every=max(1, trial.machines // per_update),
             batch_size=BATCH,
-            learning=method.learning,
+            **method.learning,
             seed=seed,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Method(NamedTuple):
     name: str
     family: str  # a policy's name, which has its colour
     policy: Callable[[int], quorate.Policy]
-    learning: quorate.Learning = quorate.Learning()
+    learning: Mapping[str, float] = {}  # clipping and delay compensation, as quorate.train takes them
     momentum: float = 0.9
 
     @property
@@ -55,10 +55,10 @@ def _async(**options: bool) -> Callable[[int], quorate.Policy]:
 CLIP_NORM = 1.0
 METHODS = (
     Method("full sync", "full-sync", lambda _: quorate.FullSync()),
-    Method("full sync, clipped", "full-sync", lambda _: quorate.FullSync(), quorate.Learning(clip_norm=CLIP_NORM)),
+    Method("full sync, clipped", "full-sync", lambda _: quorate.FullSync(), {"clip_norm": CLIP_NORM}),
     Method("backups 6 %", "backup", _backup(1 / 16)),
     Method("backups 25 %", "backup", _backup(1 / 4)),
-    Method("backups 25 %, clipped", "backup", _backup(1 / 4), quorate.Learning(clip_norm=CLIP_NORM)),
+    Method("backups 25 %, clipped", "backup", _backup(1 / 4), {"clip_norm": CLIP_NORM}),
     Method("adaptive backups", "adaptive", lambda _: quorate.AdaptiveBackup()),
     Method("deadline", "deadline", lambda _: quorate.Deadline()),
     Method("k-batch", "k-batch", quorate.KBatchSync),
@@ -68,10 +68,10 @@ METHODS = (
     Method("async", "async", _async()),
     Method("async, no momentum", "async", _async(), momentum=0.0),
     Method("async, 1/τ", "async", _async(staleness_weights=True)),
-    Method("async, clipped", "async", _async(), quorate.Learning(clip_norm=CLIP_NORM)),
+    Method("async, clipped", "async", _async(), {"clip_norm": CLIP_NORM}),
     Method("async, stale dropped", "async", lambda machines: quorate.Async(max_staleness=machines)),
-    Method("DC-ASGD, λ 64", "async", _async(), quorate.Learning(delay_compensation=64.0)),
-    Method("DC-ASGD, λ 1024", "async", _async(), quorate.Learning(delay_compensation=1024.0)),
+    Method("DC-ASGD, λ 64", "async", _async(), {"delay_compensation": 64.0}),
+    Method("DC-ASGD, λ 1024", "async", _async(), {"delay_compensation": 1024.0}),
 )
 BY_NAME = {method.name: method for method in METHODS}
 QUICK_METHODS = ("full sync", "backups 25 %", "async")

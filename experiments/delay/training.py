@@ -51,7 +51,7 @@ def train_task(task: Any, setting: Setting, length: Length, device: str) -> list
         updates=updates,
         batch_size=length.batch_size,
         seed=setting.seed,
-        learning=quorate.Learning(delay_compensation=setting.compensation or None),
+        delay_compensation=setting.compensation or None,
         evaluate_every=max(1, updates // epochs),
     )
     return [_row(point, point.update * epochs / updates) for point in points]

@@ -44,7 +44,7 @@ def train(trial: Trial, data: Path | None = None, device: str = "cpu", quick: bo
         updates=max(1, updates),
         batch_size=length.batch_size,
         seed=trial.seed,
-        learning=learning(trial, per_update, samples),
+        **learning(trial, per_update, samples),
         evaluate_every=max(1, round(samples / per_update)),
     )
 
@@ -59,7 +59,7 @@ def _pictures(trial: Trial, length: Length, data: Path | None, quick: bool) -> t
     return first, last
 
 
-def learning(trial: Trial, per_update: int, samples: int) -> quorate.Learning:
+def learning(trial: Trial, per_update: int, samples: int) -> dict[str, float | None]:
     """The same average in samples, however many an update takes."""
     ema = max(0.0, 1 - per_update / (EMA_EPOCHS * samples))
-    return quorate.Learning(ema=ema, clip_norm=CLIP_NORM if trial.method == "async" else None)
+    return {"ema": ema, "clip_norm": CLIP_NORM if trial.method == "async" else None}

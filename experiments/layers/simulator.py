@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
-import quorate
 from experiments.layers.timing import Timing
+from quorate.latency import parse_latency
 
 _READ, _WRITE = 0, 1
 
@@ -67,7 +67,7 @@ def run_layers(timing: Timing, latency: str, workers: int, seed: int, net: Net) 
     """Tickets in the order in which they end, without an end: the caller stops."""
     layers = len(timing.read)
     moments = _moments(timing)
-    draw = quorate.parse_latency(latency).sampler(seed, workers)
+    draw = parse_latency(latency).sampler(seed, workers)
     versions = [0] * layers
     steps: list[_Step] = []
     taken = [0] * workers  # steps so far

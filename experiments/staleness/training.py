@@ -35,7 +35,8 @@ def train(trial: Trial, data: Path | None = None, device: str = "cpu", quick: bo
         updates=updates,
         batch_size=length.batch_size,
         seed=trial.seed,
-        learning=quorate.Learning(ema=trial.ema, clip_norm=trial.clip or None),
+        ema=trial.ema,
+        clip_norm=trial.clip or None,
         evaluate_every=updates // trial.epochs,
     )
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import quorate
 from experiments.stragglers.published import LEVELS, MEAN_S, TIME_QUANTILES_S
 from experiments.stragglers.worlds import MEASURED, WORLDS
+from quorate.latency import parse_latency
 
 MEAN = "mean"
 
@@ -89,7 +90,7 @@ def kth_arrivals(trial: Rounds) -> list[list[float]]:
     Where late work is cancelled all workers begin each round together, so sorting a round's draws is all there is to
     do; a run of the simulated engine has the same arrivals (a test holds it to that), and takes several times as long.
     """
-    draw = quorate.parse_latency(WORLDS[trial.world].latency).sampler(trial.seed, trial.machines)
+    draw = parse_latency(WORLDS[trial.world].latency).sampler(trial.seed, trial.machines)
     times: list[list[float]] = [[] for _ in range(trial.machines)]
     now = 0.0
     for number in range(trial.rounds):

@@ -12,17 +12,16 @@ Run
 Policies: which gradients make an update
     FullSync            one gradient of every worker
     BackupSync          the first `quorum` gradients of the version
-    KBatchSync          any `k` gradients of the version
+    KBatchSync          any `quorum` gradients of the version
     AdaptiveBackup      the first gradients, with the quorum that makes the most progress a second
     Deadline            the gradients that have arrived at the quorum, or when time is up
     Delayed             one gradient of every worker, computed `delay` versions back
     Async               every gradient as it arrives
-    SoftSync            every `gradients` arrivals, of any staleness
+    SoftSync            every `quorum` arrivals, of any staleness
     BoundedStaleness    every gradient; no worker starts more than `bound` steps ahead of the slowest
     Policy              base class for a policy of your own (docs/extending.md)
     RoundPolicy         base class for a policy that works in rounds
     ArrivalPolicy       base class for a policy whose workers never wait
-    make_policy         a policy by its name or place: `backup`, `file.py:Class`
 
 Engines: where the workers run
     Local               processes of this machine
@@ -30,27 +29,18 @@ Engines: where the workers run
     Simulated           simulated workers in virtual time
     Engine              base class of all three
 
-Tasks, clusters and learning
-    Task                base class of tasks: model, data, loss, optimizer
-    load_task           a task by its name or place: `digits`, `file.py:Class`
-    Learning            clipping, moving average, delay compensation
-    Latency             base class of latency models: how long a ticket takes
-    parse_latency       a latency model from its text, such as `shifted-exp:0.05,0.025`
-    Network             bandwidths and delays of a simulated cluster
-    parse_network       a network from its text, such as `bandwidth=1Gbps`
-    Fault, Faults       workers that are lost and come back, at given times
-    parse_faults        faults from their text, such as `lose:3@10`
+Base classes of what a run is given (docs/extending.md)
+    Task                model, data, loss and optimizer
+    Latency             how long a ticket takes
+    Recorder            an observer that hears every event of a run
 
 Results
     Result              the outcome of a run: parameters, metrics, summary
-    Replay              the outcome of a replay that agreed with its trace
     Progress            the progress of a run, for a progress bar
     Receipt             whether a gradient was used, from `optimizer.step()` under DataParallel
     Metrics             totals, times and curves of a run, computed from its trace
     metrics_of          the metrics of a recorded run
     read_trace          the records of a trace, one by one
-    Recorder            base class of observers that hear every event of a run
-    Measuring           the object that `measure` gives inside its block
 
 Errors
     QuorateError        base class of all errors

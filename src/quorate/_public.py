@@ -21,12 +21,9 @@ from quorate.errors import (
     ReplayMismatch,
     WorkerFailed,
 )
-from quorate.faults import Fault, Faults, parse_faults
-from quorate.latency import Latency, parse_latency
-from quorate.learner import Learning
-from quorate.measuring import Measuring, measure
+from quorate.latency import Latency
+from quorate.measuring import measure
 from quorate.metrics import Metrics, metrics_of
-from quorate.network import Network, parse_network
 from quorate.policies import (
     AdaptiveBackup,
     ArrivalPolicy,
@@ -41,11 +38,10 @@ from quorate.policies import (
     RoundPolicy,
     SoftSync,
 )
-from quorate.policy_loading import make_policy
 from quorate.run import VERSION, Progress, Result
-from quorate.task import Task, load_task
+from quorate.task import Task
 from quorate.trace import Recorder, read_trace
-from quorate.trace_replay import Replay, replay
+from quorate.trace_replay import replay
 from quorate.training import Interrupted, resume, train
 
 if TYPE_CHECKING:
@@ -108,18 +104,13 @@ __all__ = [
     "Delayed",
     "Diverged",
     "Engine",
-    "Fault",
-    "Faults",
     "FullSync",
     "Interrupted",
     "KBatchSync",
     "Latency",
     "LearnerLost",
-    "Learning",
     "Local",
-    "Measuring",
     "Metrics",
-    "Network",
     "Policy",
     "PolicyFailed",
     "ProcessLost",
@@ -129,7 +120,6 @@ __all__ = [
     "Ray",
     "Receipt",
     "Recorder",
-    "Replay",
     "ReplayMismatch",
     "Result",
     "RoundPolicy",
@@ -139,13 +129,8 @@ __all__ = [
     "Task",
     "WorkerFailed",
     "__version__",
-    "load_task",
-    "make_policy",
     "measure",
     "metrics_of",
-    "parse_faults",
-    "parse_latency",
-    "parse_network",
     "plan",
     "read_trace",
     "replay",

@@ -23,6 +23,13 @@ OLDEST = 1
 MOST_WORKERS, MOST_THREADS = 1_000_000, 1024
 #: Cancelled tickets that are remembered for an "abandon" record. A simulated worker writes none; a real one soon does.
 CANCELLED_KEPT = 100_000
+#: By policy, options in earlier traces and their names of today.
+RENAMED_OPTIONS = {
+    "adaptive": {"least": "min_quorum"},
+    "deadline": {"minimum": "min_quorum"},
+    "k-batch": {"k": "quorum"},
+    "softsync": {"gradients": "quorum"},
+}
 
 _LONGEST_S = 1e30
 _DEEPEST = 8  # levels of lists and dicts in the options of a policy or an engine
@@ -224,6 +231,12 @@ def _check_fields(record: dict[str, Any], rules: list[tuple[str, Check, str]]) -
             raise Unfit(f"has {_shown(value)} for its {name}, which must be {description}")
 
 
+def policy_of_today(policy: dict[str, Any]) -> dict[str, Any]:
+    """The policy of an earlier header, with the names that its options have today."""
+    renamed = RENAMED_OPTIONS.get(policy["name"], {})
+    return {renamed.get(option, option): value for option, value in policy.items()}
+
+
 # ---------------------------------------------------------------- records in their order
 
 
@@ -240,7 +253,10 @@ class TraceCheck:
         self._cancelled: OrderedDict[int, None] = OrderedDict()
 
     def take(self, record: dict[str, Any]) -> None:
-        """Check the next record; raises `Unfit` if it cannot follow the records before it."""
+        """Check the next record; raises `Unfit` if it cannot follow the records before it.
+
+        The header of an earlier release gets the names that options have today.
+        """
         event = record["event"]
         rules = _FIELDS.get(event)
         if rules is None:
@@ -255,6 +271,7 @@ class TraceCheck:
                 raise Unfit("is nested too deeply, or holds a number that is too large")
             for described in (record["engine"], record["policy"]):
                 _check_fields(described, [(name, *rule) for name, rule in _DESCRIBED.items() if name in described])
+            record["policy"] = policy_of_today(record["policy"])
         else:
             if record["time"] < self._time:
                 raise Unfit(f"goes back in time, from {self._time!r} s to {record['time']!r} s")

@@ -40,7 +40,9 @@ def train(
     out: str | Path | None = None,
     batch_size: int | None = None,
     samples: int | None = None,
-    learning: Learning | None = None,
+    clip_norm: float | None = None,
+    ema: float | None = None,
+    delay_compensation: float | None = None,
     evaluate_every: int | None = None,
     patience_s: float = DEFAULT_PATIENCE_S,
     checkpoint_every: int | None = None,
@@ -59,9 +61,12 @@ def train(
     engine: an engine, or a number of local worker processes; None: as many as the policy names, or one a core.
     out: a new folder for the trace, the summary and the parameters.
     samples: without a task, the size of the data whose epochs are counted (None: an endless stream).
+    clip_norm: scale the averaged gradient down to this global norm.
+    ema: keep a moving average of the parameters with this decay; evaluation then uses the average.
+    delay_compensation: λ of DC-ASGD (Zheng et al., 2017), for stale gradients.
     evaluate_every: updates between evaluations (by default some 100 in the run, and always the last).
-    patience_s: seconds that the run may have fewer live workers than the policy needs before it gives up; also the
-        longest silence of a real worker before it is replaced (at least 5 s, and three times the slowest answer).
+    patience_s: seconds of silence after which a real worker counts as lost and is replaced (at least 5 s, and three
+        times the slowest answer); also the seconds to wait while fewer workers are alive than the policy needs.
     checkpoint_every: updates between checkpoints in `out`, for `resume`; None: one after the first update and then one
         a minute. Engines with checkpoints also write one at the end.
     recorders: observers that hear every event of the run, as the trace does.
@@ -77,6 +82,7 @@ def train(
         check_known(condition, ("updates", "seconds", "samples"), "a run without gradients")
     elif condition is not None:
         recorders = (*recorders, KnownMeasure(condition, ends_run=True))
+    learning = Learning(clip_norm=clip_norm, ema=ema, delay_compensation=delay_compensation)
     _check_patience(patience_s)
     if checkpoint_every is not None:
         check_at_least("checkpoint_every", checkpoint_every, 1)
@@ -94,9 +100,7 @@ def train(
     _check_round_fits(begun, ledger)
     if engine.keeps_checkpoints:
         begun.state()  # raises if the policy's state cannot be saved in a checkpoint
-    job = Job(
-        task=bound, policy=policy, ledger=ledger, learning=learning or Learning(), seed=seed, patience_s=patience_s
-    )
+    job = Job(task=bound, policy=policy, ledger=ledger, learning=learning, seed=seed, patience_s=patience_s)
     folder = None if out is None else OutFolder(Path(out))
     options = RunOptions(
         patience_s=patience_s, on_progress=on_progress, recorders=recorders, checkpoint_every=checkpoint_every

@@ -15,19 +15,22 @@ CASES = {
     "negative backups": (["simulate", "--workers", "6+-2"], r"backups are -2.*quorum 6 is above the 4 workers.*6\+0"),
     "minus": (["simulate", "--workers", "6-2"], r"'6-2'.*must be N\+b, e\.g\. 6\+2"),
     "no workers": (["simulate", "--workers", "0"], "workers is 0, but it must be at least 1"),
-    "minimum above quorum": (
-        ["simulate", "--workers", "6+2", "--policy", "deadline", "--minimum", "7"],
-        "minimum is 7, but the quorum is 6; lower",
+    "smallest quorum above the quorum": (
+        ["simulate", "--workers", "6+2", "--policy", "deadline", "--min-quorum", "7"],
+        "min_quorum is 7, but the quorum is 6; lower",
     ),
     "policy": (
         ["simulate", "--policy", "magic"],
         "policy 'magic' is not known; choose one of: adaptive, async, backup",
     ),
-    "least above workers": (
-        ["simulate", "--workers", "3+1", "--policy", "adaptive", "--least", "5"],
-        "least is 5, but the run has 4 workers; lower it or add workers",
+    "smallest quorum above workers": (
+        ["simulate", "--workers", "3+1", "--policy", "adaptive", "--min-quorum", "5"],
+        "min_quorum is 5, but the run has 4 workers; lower it or add workers",
     ),
-    "least of none": (["simulate", "--policy", "adaptive", "--least", "0"], "least is 0, but it must be at least 1"),
+    "smallest quorum of none": (
+        ["simulate", "--policy", "adaptive", "--min-quorum", "0"],
+        "min_quorum is 0, but it must be at least 1",
+    ),
     "explores too much": (
         ["simulate", "--policy", "adaptive", "--explore", "0.9"],
         "explore is 0.9, but it is a share of the progress, between 0 and 0.5",
@@ -37,8 +40,9 @@ CASES = {
         "noise_scale is -1.0, but it is a number of samples; leave it out to learn it",
     ),
     "quorum learned and given": (
-        ["simulate", "--policy", "adaptive", "--k", "3"],
-        "--k 3 does not fit policy 'adaptive'; it is for k-batch, and adaptive takes --noise-scale, --least, --explore",
+        ["simulate", "--policy", "adaptive", "--quorum", "3"],
+        "--quorum 3 does not fit policy 'adaptive'; it is for softsync, k-batch, deadline, and adaptive takes "
+        "--noise-scale, --min-quorum, --explore",
     ),
     "change without a model": (["simulate", "--latency", "constant:1->60"], "lacks a time or a model between two '->'"),
     "policies": (
@@ -126,7 +130,10 @@ CASES = {
     "train task": (["train", "--task", "none.py:Line"], "'none.py' does not exist; give file.py:Class"),
     "train module": (["train", "--task", "no.such:Line"], "'no.such' cannot be imported: ModuleNotFoundError"),
     "train vector loss": (["train", "--task", "tasks.py:Vector", "--workers", "2"], "must be a scalar.*take the mean"),
-    "only timed": (["train", "--no-gradients"], "No such option: --no-gradients.*; see 'quorate train --help'"),
+    "only timed": (
+        ["train", "--no-gradients"],
+        "the local engine's workers are real; leave it out, or add --engine simulated",
+    ),
     "option": (["simulate", "--magic"], "No such option: --magic.*; see 'quorate simulate --help'"),
     "command": (["magic"], "No such command 'magic'; see 'quorate --help'"),
     "number": (["simulate", "--updates", "many"], "'--updates'.*integer"),
@@ -154,12 +161,12 @@ def test_bad_input_gets_a_sentence(quorate_command: Quorate, here: Path, case: s
         ("--late=finish", "async", "backup, k-batch, delayed, deadline"),
         ("--max-staleness=1", "softsync", "async"),
         ("--staleness-weights", "backup", "async, softsync, bounded"),
-        ("--gradients=2", "async", "softsync"),
+        ("--quorum=2", "async", "softsync, k-batch, deadline"),
         ("--bound=2", "full-sync", "bounded"),
-        ("--k=2", "backup", "k-batch"),
+        ("--quorum=2", "backup", "softsync, k-batch, deadline"),
         ("--delay=2", "full-sync", "delayed"),
         ("--limit=2", "backup", "deadline"),
-        ("--minimum=2", "backup", "deadline"),
+        ("--min-quorum=2", "backup", "deadline, adaptive"),
         ("--slack=2", "backup", "deadline"),
     ],
 )

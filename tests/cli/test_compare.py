@@ -34,7 +34,7 @@ def test_the_four_policies_side_by_side(quorate_command: Quorate, here: Path) ->
         assert 0 < summary["time_to_target"] <= summary["seconds"]
         assert len(summary["digest"]) == 64
     assert found["runs"]["backup"]["policy"] == {"name": "backup", "quorum": 3, "backups": 1, "late": "cancel"}
-    assert found["runs"]["softsync"]["policy"]["gradients"] == 3
+    assert found["runs"]["softsync"]["policy"]["quorum"] == 3
     assert found.pop("out") == "all" and "that of tasks.py:Line" in found.pop("learning_rates")
     assert json.loads((here / "all" / "summary.json").read_text()) == found
     assert sorted(entry.name for entry in (here / "all").iterdir()) == sorted(
@@ -56,6 +56,7 @@ def test_a_policy_in_a_comparison_is_the_same_run_as_alone(quorate_command: Quor
     alone = ("simulate", *OPTIONS, "--seed", 4, "--json", "--policy")
     for policy in ("backup", "async"):
         expected = quorate_command(*alone, policy).json()
+        assert expected.pop("out") is None
         assert {key: both[policy][key] for key in expected} == expected
 
 
@@ -119,7 +120,7 @@ def test_a_folder_that_holds_a_comparison_is_left_alone(quorate_command: Quorate
 
 def test_bad_input_found_late_leaves_nothing_half_written(quorate_command: Quorate, here: Path) -> None:
     """Async runs before softsync's round turns out to be larger than an epoch."""
-    ran = quorate_command(*LINE, "--policies", "async,softsync", "--gradients", 99, "--out", "all")
+    ran = quorate_command(*LINE, "--policies", "async,softsync", "--quorum", 99, "--out", "all")
     assert ran.status == 2
     assert "takes 99 batches" in ran.err
     assert not (here / "all").exists()

@@ -37,6 +37,6 @@ def test_ctrl_c_before_a_run_is_a_word(quorate_command: Quorate, monkeypatch: py
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quorate.cli.simulate.parse_workers", interrupt)
+    monkeypatch.setattr("quorate.cli.train.parse_workers", interrupt)
     ran = quorate_command("simulate")
     assert (ran.status, ran.out, ran.err) == (130, "", "stopped\n")

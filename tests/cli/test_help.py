@@ -15,6 +15,7 @@ import typer
 import quorate
 from quorate.cli.app import EXAMPLES, app, tidy
 from quorate.cli.options import READY_TASKS
+from quorate.policies import POLICIES
 from quorate.task import READY_TASKS as KNOWN
 
 from .conftest import Quorate
@@ -51,16 +52,28 @@ def test_examples_are_commands(line: str) -> None:
 
 
 def test_an_option_is_written_the_same_way_everywhere() -> None:
-    found: dict[str, set[tuple[str, str]]] = {}
+    """Defaults differ only where a recorded run gives them, or where the command would make no sense with another."""
+    metavars: dict[str, set[str]] = {}
+    defaults: dict[str, set[str]] = {}
     for name, command in COMMAND.commands.items():
-        for option in command.params:
-            if option.name in ("epochs", "seed", "threads", "batch_size", "patience", "updates", "until", "json"):
-                default = re.search(r"default: (.*?)]", option.help or "")
-                if not (name == "plan" and option.name == "batch_size"):  # which has the trace's
-                    found.setdefault(option.name, set()).add((option.metavar, default[1] if default else ""))
-            if option.name == "out":
-                assert option.metavar == ("FILE" if name == "report" else "FOLDER")
-    assert all(len(ways) == 1 for ways in found.values()), found
+        options = [option for option in command.params if option.param_type_name == "option" and option.name != "help"]
+        assert all(option.rich_help_panel for option in options), f"every option of {name} is in a panel"
+        assert "json" in {option.name for option in options}
+        for option in options:
+            if (name, option.name) != ("report", "out") and option.name != "wait":  # a page; a switch of watch
+                metavars.setdefault(option.name, set()).add(option.metavar)
+            found = re.search(r"default: (.*?)]", option.help or "")
+            if name not in ("plan", "replay", "report", "watch", "demo"):
+                defaults.setdefault(option.name, set()).add(found[1] if found else "")
+    assert {option: ways for option, ways in metavars.items() if len(ways) > 1} == {}
+    assert {option for option, ways in defaults.items() if len(ways) > 1} == {"workers", "latency", "out"}
+
+
+def test_every_argument_of_a_policy_is_an_option() -> None:
+    """But those that `--workers N+b` gives."""
+    options = {option.name for option in COMMAND.commands["train"].params}
+    for kind in POLICIES.values():
+        assert set(kind.parameters()) - {"backups"} <= options
 
 
 @pytest.mark.parametrize(

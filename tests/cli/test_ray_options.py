@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import quorate
-from quorate.cli.engine_options import RayPlace
-from quorate.cli.ray_options import RayOptions, parse_resources, resources_text
+from quorate.cli.engine_options import RayOptions, choose_place, parse_resources, resources_text
+from quorate.cli.options import ClusterOptions, EngineOptions, TaskOptions, UpdateOptions
 from quorate.errors import BadInput
 from quorate.training import engine_of
 
@@ -60,7 +60,7 @@ def test_bad_input_gets_a_sentence(quorate_command: Quorate, here: Path, case: s
     assert [entry.name for entry in here.iterdir() if entry.name != "__pycache__"] == ["tasks.py"], "nothing is written"
 
 
-@pytest.mark.parametrize("command", [["train"], ["compare"], ["compare", "--engine", "simulated"]])
+@pytest.mark.parametrize("command", [["train"], ["train", "--engine", "simulated"], ["compare"]])
 def test_without_ray_its_options_are_refused(quorate_command: Quorate, command: list[str]) -> None:
     for option in ("--address=auto", "--shards=2", "--cpus=2.0", "--runtime-env={}", "--wait=5.0", "--working-dir=."):
         ran = quorate_command(*command, option)
@@ -69,13 +69,13 @@ def test_without_ray_its_options_are_refused(quorate_command: Quorate, command: 
         assert ran.err == f"error: {shown} was given, but it is for Ray; leave it out, or add --engine ray\n"
 
 
-def test_what_only_a_simulation_knows_is_refused_on_ray(quorate_command: Quorate) -> None:
+@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_what_only_a_simulation_knows_is_refused_elsewhere(quorate_command: Quorate, command: str, engine: str) -> None:
     for option in ("--network=latency=1ms", "--no-gradients", "--together", "--apart"):
-        ran = quorate_command("compare", "--engine", "ray", option)
+        ran = quorate_command(command, "--engine", engine, option)
         assert ran.status == 2
-        assert "the ray engine's workers are real; leave it out, or add --engine simulated" in ran.err
-    ran = quorate_command("train", "--engine", "simulated")
-    assert (ran.status, ran.err.endswith("these workers are real; type: quorate simulate\n")) == (2, True)
+        assert f"the {engine} engine's workers are real; leave it out, or add --engine simulated" in ran.err
 
 
 @pytest.mark.parametrize("command", [ON_RAY, ("compare", "--engine", "ray", "--quiet")])
@@ -96,7 +96,8 @@ def test_options_reach_the_engine(here: Path) -> None:
         **{"address": "10.0.0.1:6379", "shards": 2, "cpus": 0.5, "gpus": 1.0, "resources": "fast=1, disk=0.5"},
         **{"shard_resources": "stable=1", "working_dir": ".", "runtime_env": "env.json", "wait": 30.0},
     )
-    place = RayPlace(threads=2, device=None, latency="constant:1", faults="lose:1@2", wire="bf16", cluster=options)
+    cluster = ClusterOptions(threads=2, latency="constant:1", faults="lose:1@2")
+    place = choose_place(EngineOptions(engine="ray", wire="bf16"), cluster, options, TaskOptions(), UpdateOptions())
     engine = place.engine(8, None)
     assert isinstance(engine, quorate.Ray)
     assert engine.describe() == {
@@ -114,7 +115,8 @@ def test_options_reach_the_engine(here: Path) -> None:
 
 def test_the_device_follows_the_gpus() -> None:
     for gpus, device in ((None, "cpu"), (0.5, "cuda")):
-        place = RayPlace(threads=1, device=None, latency=None, faults=None, wire=None, cluster=RayOptions(gpus=gpus))
+        on_ray = EngineOptions(engine="ray"), ClusterOptions(), RayOptions(gpus=gpus)
+        place = choose_place(*on_ray, TaskOptions(), UpdateOptions())
         assert place.engine(2, None).describe()["device"] == device
 
 

@@ -28,7 +28,7 @@ CONTRADICTIONS = {
     "--workers 3": "with --workers 2+1",
     "--workers 1+2": "with --workers 2+1",
     "--late cancel": "with --late finish",
-    "--k 2": "without --k",
+    "--quorum 2": "without --quorum",
     "--latency constant:0.002": "with --latency constant:0.001",
     "--faults lose:1@1": "without --faults",
     "--device meta": "with --device cpu",
@@ -88,11 +88,11 @@ def test_what_has_no_checkpoint_is_refused(quorate_command: Quorate, here: Path)
 
 def test_a_number_of_workers_says_nothing_of_a_quorum_where_there_is_none() -> None:
     from quorate.cli.policy_options import WorkerCounts
-    from quorate.cli.resume_command import _same_workers
+    from quorate.cli.train import _same_workers
 
-    assert _same_workers(WorkerCounts(8, 0), WorkerCounts(6, 2), "softsync")
-    assert not _same_workers(WorkerCounts(5, 3), WorkerCounts(6, 2), "softsync")
-    assert not _same_workers(WorkerCounts(8, 0), WorkerCounts(6, 2), "backup")
+    assert _same_workers(WorkerCounts(8, 0), WorkerCounts(6, 2), has_backups=False)
+    assert not _same_workers(WorkerCounts(5, 3), WorkerCounts(6, 2), has_backups=False)
+    assert not _same_workers(WorkerCounts(8, 0), WorkerCounts(6, 2), has_backups=True)
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(quorate_command: Quorate, here: Path) -> None:

@@ -49,14 +49,17 @@ def test_every_policy_runs_by_name(quorate_command: Quorate, policy: str, worker
         (["--workers", "3+1", "--late", "finish"], {"name": "backup", "quorum": 3, "backups": 1, "late": "finish"}),
         (
             ["--workers", "3+1", "--policy", "softsync"],
-            {"name": "softsync", "gradients": 3, "staleness_weights": False},
+            {"name": "softsync", "quorum": 3, "staleness_weights": False},
         ),
         (
-            ["--workers", "4", "--policy", "softsync", "--gradients", "2", "--staleness-weights"],
-            {"name": "softsync", "gradients": 2, "staleness_weights": True},
+            ["--workers", "4", "--policy", "softsync", "--quorum", "2", "--staleness-weights"],
+            {"name": "softsync", "quorum": 2, "staleness_weights": True},
         ),
-        (["--workers", "3+1", "--policy", "k-batch"], {"name": "k-batch", "k": 3, "late": "cancel"}),
-        (["--workers", "4", "--policy", "k-batch", "--k", "6"], {"name": "k-batch", "k": 6, "late": "cancel"}),
+        (["--workers", "3+1", "--policy", "k-batch"], {"name": "k-batch", "quorum": 3, "late": "cancel"}),
+        (
+            ["--workers", "4", "--policy", "k-batch", "--quorum", "6"],
+            {"name": "k-batch", "quorum": 6, "late": "cancel"},
+        ),
         (["--policy", "bounded"], {"name": "bounded", "bound": 3, "staleness_weights": False}),
         (["--policy", "bounded", "--bound", "0"], {"name": "bounded", "bound": 0, "staleness_weights": False}),
         (["--policy", "delayed"], {"name": "delayed", "delay": 1, "late": "cancel", "warm_up": 0}),
@@ -69,12 +72,12 @@ def test_every_policy_runs_by_name(quorate_command: Quorate, policy: str, worker
             {"name": "async", "max_staleness": 2, "staleness_weights": False},
         ),
         (
-            ["--policy", "deadline", "--workers", "3+1", "--limit", "0.2", "--minimum", "2"],
-            {"name": "deadline", "limit": 0.2, "quorum": 3, "minimum": 2, "slack": 1.5, "late": "cancel"},
+            ["--policy", "deadline", "--workers", "3+1", "--limit", "0.2", "--min-quorum", "2"],
+            {"name": "deadline", "limit": 0.2, "quorum": 3, "min_quorum": 2, "slack": 1.5, "late": "cancel"},
         ),
         (
             ["--policy", "deadline", "--slack", "2"],
-            {"name": "deadline", "limit": None, "quorum": None, "minimum": None, "slack": 2.0, "late": "cancel"},
+            {"name": "deadline", "limit": None, "quorum": None, "min_quorum": None, "slack": 2.0, "late": "cancel"},
         ),
     ],
 )
@@ -87,6 +90,37 @@ def test_the_same_command_twice_gives_the_same_parameters(quorate_command: Quora
     first = quorate_command(*command).json()
     assert quorate_command(*command).json() == first
     assert quorate_command(*command, "--seed", 1).json()["digest"] != first["digest"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--epochs", 1, "--latency", "shifted-exp:0.05,0.02", "--network", "bandwidth=1Mbps", "--faults", "lose:1@1"),
+        ("--workers", "3+1", "--late", "finish", "--updates", 5, "--out", "run", "--apart", "--ema", 0.9),
+        ("--no-gradients", "--updates", 9, "--model-bytes", 10),
+    ],
+)
+def test_train_on_simulated_workers_is_the_same_run(
+    quorate_command: Quorate, here: Path, options: tuple[object, ...]
+) -> None:
+    line = ("--task", "tasks.py:Line", "--json", *options)
+    simulated = quorate_command("simulate", *line).json()
+    if "--out" in options:
+        (here / "run").rename(here / "first")
+    assert quorate_command("train", "--engine", "simulated", *line).json() == simulated
+    assert not (here / "runs").exists(), "nothing is saved unless a folder is given"
+    if "--out" in options:
+        first, second = ((here / name / "trace.jsonl").read_text() for name in ("first", "run"))
+        assert first == second
+
+
+def test_simulated_runs_keep_no_checkpoints(quorate_command: Quorate, here: Path) -> None:
+    ran = quorate_command("train", "--engine", "simulated", "--checkpoint-every", 2, "--out", "run")
+    assert ran.status == 2
+    assert "checkpoint_every is 2, but the simulated engine keeps no checkpoints" in ran.err
+    ran = quorate_command("train", "--engine", "simulated", "--wire", "bf16")
+    assert (ran.status, "simulated gradients are not sent anywhere" in ran.err) == (2, True)
+    assert not (here / "run").exists()
 
 
 def test_without_gradients_only_times_and_bytes_are_known(quorate_command: Quorate) -> None:

@@ -61,7 +61,7 @@ def test_two_commands_at_once_get_two_folders(here: Path) -> None:
 def test_options_reach_the_engine_and_the_learner(quorate_command: Quorate, here: Path) -> None:
     place = ("--workers", 2, "--threads", 2, "--wire", "bf16", "--latency", "constant:0.002", "--faults", "lose:1@0.01")
     update = ("--clip-norm", 1, "--ema", 0.9, "--evaluate-every", 3, "--batch-size", 2)
-    ran = quorate_command(*LINE, *place, *update, "--policy", "softsync", "--gradients", 1, "--seed", 5, "--out", "run")
+    ran = quorate_command(*LINE, *place, *update, "--policy", "softsync", "--quorum", 1, "--seed", 5, "--out", "run")
     assert ran.status == 0, ran.err
     assert "artificial delays constant:0.002" in ran.out
     header = header_of(here / "run")
@@ -69,7 +69,7 @@ def test_options_reach_the_engine_and_the_learner(quorate_command: Quorate, here
     assert {key: header["engine"][key] for key in wanted} == wanted
     assert header["learning"] == {"clip_norm": 1.0, "ema": 0.9, "delay_compensation": None}
     assert (header["evaluate_every"], header["batch_size"], header["seed"], header["workers"]) == (3, 2, 5, 2)
-    assert header["policy"]["gradients"] == 1
+    assert header["policy"]["quorum"] == 1
     trace = (here / "run" / "trace.jsonl").read_text()
     assert '"event":"lost"' in trace, "the worker was really killed"
 

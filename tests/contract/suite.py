@@ -35,9 +35,9 @@ POLICIES = [
     quorate.KBatchSync(5),
     quorate.Delayed(2),
     quorate.Deadline(),
-    quorate.Deadline(limit=1.2, minimum=2, late="finish"),
+    quorate.Deadline(limit=1.2, min_quorum=2, late="finish"),
     quorate.AdaptiveBackup(),
-    quorate.AdaptiveBackup(noise_scale=20.0, least=2, explore=0.5, late="finish"),
+    quorate.AdaptiveBackup(noise_scale=20.0, min_quorum=2, explore=0.5, late="finish"),
 ]
 
 

@@ -68,7 +68,7 @@ def test_every_process_gets_the_sentence(refusals: list[dict[str, list[str] | No
 
 
 def test_a_trace_that_exists_is_worker_0s_to_refuse(refusals: list[dict[str, list[str] | None]]) -> None:
-    _matches(r"already holds a run \(trace.jsonl\); name another, or move it away", refusals[0]["trace"])
+    _matches(r"already holds a run \(trace.jsonl\); name another, or move it away", refusals[0]["out"])
 
 
 def test_a_sparse_gradient_is_refused_where_it_comes_up(refusals: list[dict[str, list[str] | None]]) -> None:

@@ -31,9 +31,9 @@ pytestmark = pytest.mark.data_parallel
 DECIDED = [
     quorate.BackupSync(3, 1),
     quorate.BackupSync(2, 2, late="finish"),
-    quorate.Deadline(limit=0.002, minimum=2),
+    quorate.Deadline(limit=0.002, min_quorum=2),
     quorate.Deadline(late="finish"),
-    quorate.AdaptiveBackup(least=2),
+    quorate.AdaptiveBackup(min_quorum=2),
 ]
 
 

@@ -86,7 +86,7 @@ def test_the_other_examples(launcher: Launcher, tmp_path: Path, workers: int) ->
 @pytest.mark.long
 def test_the_torchrun_script_with_a_backup_and_a_slow_process(tmp_path: Path) -> None:
     epochs = 8  # after four the accuracy is 91 to 94 %: which gradients count depends on time
-    options = ["--epochs", str(epochs), "--backups", "1", "--straggler", "--trace", str(tmp_path / "run")]
+    options = ["--epochs", str(epochs), "--backups", "1", "--straggler", "--out", str(tmp_path / "run")]
     told = told_by_workers(torchrun(3, EXAMPLES / "torchrun_script.py", *options), 3)
     check_trained(told, epochs)
     check_late_was_dropped(told)

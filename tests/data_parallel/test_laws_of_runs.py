@@ -19,10 +19,10 @@ pytestmark = pytest.mark.data_parallel
 POLICIES: dict[str, quorate.Policy] = {
     "cancel": quorate.BackupSync(2, 1),
     "finish": quorate.BackupSync(2, 1, late="finish"),
-    "deadline": quorate.Deadline(limit=0.02, minimum=1),
-    "deadline-finish": quorate.Deadline(limit=0.02, minimum=2, late="finish"),
+    "deadline": quorate.Deadline(limit=0.02, min_quorum=1),
+    "deadline-finish": quorate.Deadline(limit=0.02, min_quorum=2, late="finish"),
     "nan": quorate.BackupSync(3, 0),
-    "adaptive": quorate.AdaptiveBackup(least=1),
+    "adaptive": quorate.AdaptiveBackup(min_quorum=1),
     "abandon": quorate.BackupSync(2, 1),
     "uneven": quorate.BackupSync(2, 1),
     "evaluate": quorate.BackupSync(2, 1),

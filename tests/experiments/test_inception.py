@@ -50,6 +50,6 @@ def _middle(trial: Trial) -> float:
 
 
 def test_the_average_looks_back_as_many_samples_whatever_an_update_takes() -> None:
-    one, many = (learning(Trial("sync", quorum, 0, 0.1, 1, 1), 16 * quorum, 50_000).ema for quorum in (1, 100))
+    one, many = (learning(Trial("sync", quorum, 0, 0.1, 1, 1), 16 * quorum, 50_000)["ema"] for quorum in (1, 100))
     assert one is not None and many is not None
     assert (1 - many) == pytest.approx(100 * (1 - one))

@@ -107,8 +107,8 @@ def test_the_average_looks_back_over_a_share_of_the_updates(monkeypatch: pytest.
     monkeypatch.setattr("experiments.common.race.train_curve", lambda *_, **options: seen.append(options))
     for share in (0.0, 0.5):
         replace(RACE, averaged_share=share).train(Trial("sync", "constant:2", 0.4, 1, 40.0), Toy(), "cpu")
-    assert "learning" not in seen[0]
-    assert seen[1]["learning"].ema == pytest.approx(1 - 1 / 10)  # of 20 updates
+    assert "ema" not in seen[0]
+    assert seen[1]["ema"] == pytest.approx(1 - 1 / 10)  # of 20 updates
 
 
 def test_what_diverged_is_never_chosen() -> None:

@@ -107,9 +107,9 @@ class LawChecker(Recorder):
     def _check_quorum(self, tickets: tuple[Ticket, ...], reason: str) -> None:
         full = self.chosen
         if isinstance(self.policy, AdaptiveBackup) and reason.startswith("looked further"):
-            demand(len(tickets) >= self.policy.least, "3: at least the least when time is up")
+            demand(len(tickets) >= self.policy.min_quorum, "3: at least the least when time is up")
         elif isinstance(self.policy, AdaptiveBackup) and reason in ("all live workers are in", "time is up"):
-            demand(self.policy.least <= len(tickets), "3: at least the least when nobody else can come")
+            demand(self.policy.min_quorum <= len(tickets), "3: at least the least when nobody else can come")
         elif "left" in reason:
             demand(len(tickets) <= full, "3: no more than the quorum")
             recently = self.version - self.exhausted_at <= self.policy.history

@@ -85,7 +85,7 @@ def test_laws_1_to_5_hold_with_refused_gradients(chosen: tuple[Policy, int], cho
 )
 def test_laws_1_to_5_hold_for_a_quorum_that_changes(workers: int, least: int, choices: list[int], lossy: bool) -> None:
     """Long enough that quorums are chosen, rounds look further, and times run out."""
-    policy = AdaptiveBackup(least=least, explore=0.5)
+    policy = AdaptiveBackup(min_quorum=least, explore=0.5)
     checker = LawChecker(policy, workers, batches=100, epochs=2)
     assert run_chaos(policy, workers, choices, [checker], samples=200, lossy=lossy).finished
 
@@ -145,7 +145,7 @@ def test_law_6_softsync_of_one_is_async(workers: int, weights: bool, choices: li
 @given(st.integers(1, 6), CHOICES)
 def test_a_deadline_that_never_comes_is_backup(workers: int, choices: list[int]) -> None:
     quorum = max(1, workers - 1)
-    never = Deadline(limit=1e9, quorum=quorum, minimum=quorum)
+    never = Deadline(limit=1e9, quorum=quorum, min_quorum=quorum)
     log_never, log_backup = decisions(never, workers, choices), None
     log_backup = decisions(BackupSync(quorum, workers - quorum), workers, choices)
     if not any(choice % 8 == 2 for choice in choices):  # a choice of 2 rings timers that backup does not have

@@ -103,16 +103,16 @@ class Huge(Toy):
 @pytest.mark.parametrize(
     ("policy", "learning"),
     [
-        (quorate.FullSync(), quorate.Learning()),
-        (quorate.Async(), quorate.Learning(delay_compensation=0.1)),
+        (quorate.FullSync(), {}),
+        (quorate.Async(), {"delay_compensation": 0.1}),
     ],
 )
-def test_what_overflows_only_when_combined_is_not_applied(policy: quorate.Policy, learning: quorate.Learning) -> None:
+def test_what_overflows_only_when_combined_is_not_applied(policy: quorate.Policy, learning: dict[str, float]) -> None:
     task = Huge(lambda: nn.Linear(6, 1), lambda params: torch.optim.SGD(params, lr=1e-30))
     task.data = type(task.data)(task.data.tensors[0], task.data.tensors[1] * 0)
     engine = quorate.Simulated(64, "constant:1")
     try:
-        result = quorate.train(task, policy, engine, updates=6, batch_size=1, learning=learning)
+        result = quorate.train(task, policy, engine, updates=6, batch_size=1, **learning)
     except quorate.Diverged:
         return
     assert result.summary["tickets"]["refused"] > 0

@@ -147,8 +147,8 @@ def test_delayed_equals_a_plain_loop_that_keeps_the_last_versions(delay: int, to
 def test_delayed_rounds_with_compensation_are_computed_apart() -> None:
     """Each gradient is compensated by its own square, which the mean does not have."""
     engine = quorate.Simulated(4, together=True)
-    learning = quorate.Learning(delay_compensation=0.5)
-    result = quorate.train(Toy(mlp), quorate.Delayed(1), engine, updates=3, learning=learning)
+    learning = {"delay_compensation": 0.5}
+    result = quorate.train(Toy(mlp), quorate.Delayed(1), engine, updates=3, **learning)
     assert result.metrics.header["engine"]["arithmetic"] == "vmapped"
 
 

@@ -41,9 +41,7 @@ def by_hand(task: Toy, updates: int, seed: int, after_backward: Any = None, afte
 def test_clipping_scales_the_averaged_gradient() -> None:
     task = Toy()
     clip = 0.3
-    result = quorate.train(
-        task, quorate.FullSync(), quorate.Simulated(1), updates=40, learning=Learning(clip_norm=clip)
-    )
+    result = quorate.train(task, quorate.FullSync(), quorate.Simulated(1), updates=40, clip_norm=clip)
 
     def clipped(model: nn.Module) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -70,7 +68,7 @@ def test_evaluation_uses_the_moving_average_when_it_is_on() -> None:
     torch.manual_seed(0)
     start = [parameter.detach().clone() for parameter in task.model().parameters()]
     model = by_hand(task, 30, 0, after_step=average)
-    result = quorate.train(task, quorate.FullSync(), quorate.Simulated(1), updates=30, learning=Learning(ema=decay))
+    result = quorate.train(task, quorate.FullSync(), quorate.Simulated(1), updates=30, ema=decay)
     assert result.averaged is not None
     for mine, theirs in zip(result.averaged.values(), averages, strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -104,9 +102,9 @@ def test_delay_compensation_adds_the_first_order_term() -> None:
     """Two workers in lock step: the second gradient of each pair is one version stale."""
     strength = 2.0
     task = Toy(mlp, plain_sgd)
-    learning = Learning(delay_compensation=strength)
+    learning = {"delay_compensation": strength}
     engine = quorate.Simulated(2, "constant:1")
-    result = quorate.train(task, quorate.Async(), engine, updates=2, learning=learning)
+    result = quorate.train(task, quorate.Async(), engine, updates=2, **learning)
 
     torch.manual_seed(0)
     model = task.model()

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import quorate
+from quorate.network import Network
 from quorate.planning import plan
 
 
@@ -137,7 +138,7 @@ def test_one_after_the_other_is_the_simulators(
     """Rounds 11 to 30: what cancelled workers left in the queues is part of it."""
     backups = min(backups, workers - 1)
     bandwidth = 2e6
-    network = quorate.Network(bandwidth=bandwidth, server_bandwidth=bandwidth, latency_s=latency, shards=shards)
+    network = Network(bandwidth=bandwidth, server_bandwidth=bandwidth, latency_s=latency, shards=shards)
 
     def end(updates: int) -> float:
         engine = quorate.Simulated(workers, f"constant:{compute}", network=network, model_bytes=size)

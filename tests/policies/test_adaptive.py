@@ -191,7 +191,7 @@ def test_the_noise_scale_decides_what_a_gradient_is_worth() -> None:
 
 
 def test_the_least_quorum_is_kept() -> None:
-    watch = watched(AdaptiveBackup(noise_scale=0.0, least=3), 6, "shifted-exp:0.05,0.05", 200)
+    watch = watched(AdaptiveBackup(noise_scale=0.0, min_quorum=3), 6, "shifted-exp:0.05,0.05", 200)
     assert watch.at(199) == 3 and min(watch.counts) == 3
 
 

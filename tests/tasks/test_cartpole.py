@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import quorate
+from quorate.task import load_task
 from quorate.tasks import cartpole
 from quorate.tasks.cartpole import ActorCritic, CartPole, RandomEpisodes, has_fallen, next_states, play
 
@@ -153,4 +154,4 @@ def test_bad_input(options: dict[str, Any], sentence: str) -> None:
 
 
 def test_a_ready_task() -> None:
-    assert isinstance(quorate.load_task("cartpole"), CartPole)
+    assert isinstance(load_task("cartpole"), CartPole)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import quorate
+from quorate.task import load_task
 from quorate.tasks import cifar10, files
 from quorate.tasks.cifar10 import Cifar10, alexnet, load_cifar10, read_binary
 from quorate.tasks.images import accuracy_and_loss, shifted_and_flipped, standardised
@@ -183,7 +184,7 @@ def test_accuracy_and_loss_are_over_all_pictures() -> None:
 
 def test_the_task_learns_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(files.VARIABLE, str(folder))
-    task = quorate.load_task("cifar10")
+    task = load_task("cifar10")
     assert isinstance(task, Cifar10)
     result = quorate.train("cifar10", quorate.Delayed(1), quorate.Simulated(2), updates=3, batch_size=10)
     assert set(result.evaluation) == {"accuracy", "test_loss"}

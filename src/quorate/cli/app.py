@@ -11,8 +11,7 @@ from quorate.cli.demo import demo
 from quorate.cli.plan import plan
 from quorate.cli.replay import replay
 from quorate.cli.report import report
-from quorate.cli.simulate import simulate
-from quorate.cli.train import train
+from quorate.cli.train import simulate, train
 from quorate.cli.watch import watch
 
 EXAMPLES = {

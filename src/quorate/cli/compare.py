@@ -7,39 +7,34 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from quorate.cli.engine_options import LOCAL, RAY, SIMULATED, Place, SimulatedPlace, check_engine, place_of_real_workers
+from quorate.cli.engine_options import RayOptions, choose_place
 from quorate.cli.options import (
-    CLUSTER,
     DEFAULT_LATENCY,
     END,
+    KEPT,
     POLICY,
+    ClusterOptions,
     EndOptions,
-    FigureOption,
-    OutFolderOption,
+    EngineOptions,
     OutputOptions,
     PolicyOptions,
-    SubjectOptions,
-    ThreadsOption,
+    TaskOptions,
     UpdateOptions,
-    WorkersOption,
-    faults_option,
     grouped,
-    network_option,
+    latency_option,
     option,
-    patience_option,
-    together_option,
-    wire_option,
+    out_option,
+    workers_option,
 )
 from quorate.cli.output import console, print_json, print_table, what_next
-from quorate.cli.policy_options import choose_policies, flag_text, label, parse_workers
+from quorate.cli.policy_options import choose_policies, label, parse_workers
 from quorate.cli.progress import Reporter, reporter
-from quorate.cli.ray_options import RayOptions
 from quorate.cli.run_command import RunSpec, make_run_spec, run_environment
 from quorate.conditions import KnownMeasure, Until, parse_until
 from quorate.errors import BadInput, Diverged, LearnerLost, QuorumLost
-from quorate.policies import Policy
+from quorate.policies import FullSync, Policy
 from quorate.reporting.comparison import ComparedRun, Row, csv_text, make_rows, measure_of, summary_of
 from quorate.reporting.figures import FORMATS, check_can_draw, draw_comparison, has_panels
 from quorate.trace import TRACE_FILE, Recorder
@@ -56,19 +51,23 @@ def contender_of(policy: Policy, workers: int, task: str | None) -> Contender:
     name = label(policy, workers)
     kind = TUNED.get(policy.name) if task == "digits" else None
     if kind is None:
-        return Contender(policy.name, name, policy)
-    return Contender(policy.name, f"{name}, lr {kind().lr:g}", policy, f"{kind.__module__}:{kind.__name__}", kind().lr)
+        return Contender(name, policy)
+    return Contender(f"{name}, lr {kind().lr:g}", policy, f"{kind.__module__}:{kind.__name__}", kind().lr)
 
 
 @dataclass(frozen=True)
 class Contender:
     """One run of a comparison, before it is made."""
 
-    name: str  # key, and name of the folder
     label: str
     policy: Policy
     task: str | None = None  # None: the task of the RunSpec
     lr: float | None = None  # None: the learning rate of the task
+
+    @property
+    def name(self) -> str:
+        """Key of the run, and name of its folder."""
+        return self.policy.name
 
 
 class ComparisonFolder:
@@ -158,7 +157,7 @@ def _run_one(
     metrics, arrivals = Metrics(), WholeRounds()
     recorders: list[Recorder] = [metrics]
     policy = contender.policy
-    if policy.name == "full-sync":
+    if policy.waits_for_all():
         recorders.append(arrivals)
     if target is not None:
         recorders.append(KnownMeasure(target, ends_run=False))
@@ -180,58 +179,29 @@ def _run_one(
     )
 
 
-ENGINES = (LOCAL, RAY, SIMULATED)
 #: A tenth of the simulated default, because these delays are real.
 DEFAULT_DELAYS = "pause:0.005,0.05,10"
+DEFAULT_WORKERS = "6+2"
 DEFAULT_POLICIES = "full-sync,backup,async,softsync"
 DIGITS_TARGET = "accuracy>=0.95"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedCluster:
+class ComparedCluster(ClusterOptions):
     """The cluster of all runs; policies without backups use the backups as ordinary workers."""
 
-    engine: Annotated[
-        str,
-        option(
-            CLUSTER,
-            "Where it runs: on worker processes of this machine, on Ray, or simulated.",
-            metavar="local|ray|simulated",
-        ),
-    ] = "local"
-    workers: WorkersOption = "6+2"
+    workers: Annotated[str | None, workers_option(DEFAULT_WORKERS)] = None
     latency: Annotated[
         str | None,
-        option(
-            CLUSTER,
-            "How long a simulated ticket takes, or how long a real one is held back; e.g. constant:0.05, "
-            "shifted-exp:0.05,0.025, chen2016, lognormal:0.05,0.4*slow:3=4.",
-            show_default=f"none; {DEFAULT_DELAYS} for digits on local workers, {DEFAULT_LATENCY} simulated",
-            metavar="MODEL",
-        ),
+        latency_option(f"none; {DEFAULT_DELAYS} for digits on local workers, {DEFAULT_LATENCY} simulated"),
     ] = None
-    wire: Annotated[str | None, wire_option(" (local, ray)")] = None
-    network: Annotated[str | None, network_option(" (simulated)")] = None
-    faults: Annotated[
-        str | None,
-        faults_option(
-            "Workers that go, e.g. 'lose:3@2'; real ones come back by themselves, simulated ones with join:3@25."
-        ),
-    ] = None
-    patience: Annotated[float, patience_option("Seconds to wait for workers when too few are alive.")] = 600
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedUpdate(UpdateOptions):
-    """Options of the update, for all engines."""
-
-    together: Annotated[bool | None, together_option(" (simulated)")] = None
 
 
 @grouped
 def compare(
     *,
-    subject: SubjectOptions,
+    subject: TaskOptions,
+    engine: EngineOptions,
     cluster: ComparedCluster,
     on_ray: RayOptions,
     policies: Annotated[
@@ -248,19 +218,20 @@ def compare(
             metavar="CONDITION",
         ),
     ] = None,
-    update: ComparedUpdate,
+    update: UpdateOptions,
+    out: Annotated[Path | None, out_option("nothing is saved")] = None,
+    figure: Annotated[Path | None, option(KEPT, "Draw the comparison into this file.", metavar="FILE.png")] = None,
     output: OutputOptions,
-    threads: ThreadsOption = 1,
-    out: OutFolderOption = None,
-    figure: FigureOption = None,
 ) -> int:
     """Train a task under several policies and compare the results.
 
     All runs use the same data and equally slow workers. An option goes to the policies that have it.
     Exit status 1 if a run breaks off; it stays in the table, and the other runs continue.
     """
-    place = choose_place(cluster, on_ray, subject, update, threads)
-    workers = parse_workers(cluster.workers)
+    # Processes of one machine are equally fast, so digits gets delays to show a difference; a user's task never does.
+    delays = DEFAULT_DELAYS if subject.task == "digits" else None
+    place = choose_place(engine, cluster, on_ray, subject, update, delays)
+    workers = parse_workers(cluster.workers or DEFAULT_WORKERS)
     chosen = choose_policies(policies, workers, options.given(), options.policy_option or ())
     _check_figure(figure, out, subject.no_gradients, chosen)
     if subject.no_gradients and target is not None:
@@ -268,14 +239,14 @@ def compare(
     if target is None and subject.task == "digits" and not subject.no_gradients:
         target = DIGITS_TARGET
     goal = None if target is None else parse_until(target)
-    spec = make_run_spec(subject, workers, place, cluster.patience, end, update)
+    spec = make_run_spec(subject, workers.total, place, cluster.patience, end, update)
     contenders = [contender_of(policy, workers.total, spec.task) for policy in chosen]
     folder = None
     if out is not None:
         folder = ComparisonFolder(out, [contender.name for contender in contenders])
         folder.check_free("name a new one")
 
-    with run_environment(threads), reporter(output.quiet) as report:
+    with run_environment(cluster.threads), reporter(output.quiet) as report:
         outcomes = run_all(spec, contenders, goal, report, folder)
     rows = make_rows(outcomes, goal)
     if folder is not None:
@@ -290,49 +261,15 @@ def compare(
     else:
         header = outcomes[0].metrics.header
         print_table(rows, goal, measure_of(outcomes, goal), header)
-        delays = f"Workers were held back on purpose ({place.latency}); --latency none runs without."
-        for line in (rates, delays if place.real and place.latency else "", what_next(out, "traces")):
+        latency = place.options["latency"]
+        held_back = f"Workers were held back on purpose ({latency}); --latency none runs without."
+        for line in (rates, held_back if place.real and latency else "", what_next(out, "traces")):
             if line:
                 console().print(line, markup=False)
     broken = [outcome for outcome in outcomes if outcome.broke_off is not None]
     for outcome in broken:
         sys.stderr.write(f"error: {outcome.label}: {outcome.broke_off}\n")
     return int(bool(broken))
-
-
-def choose_place(
-    cluster: ComparedCluster, on_ray: RayOptions, subject: SubjectOptions, update: UpdateOptions, threads: int
-) -> Place:
-    """The chosen engine. Options of other engines are refused instead of ignored."""
-    check_engine(cluster.engine, ENGINES)
-    if cluster.engine == SIMULATED:
-        on_ray.refuse()
-        _refuse({"wire": cluster.wire}, "simulated gradients are not sent anywhere", "--engine local")
-        return SimulatedPlace(
-            latency=cluster.latency or DEFAULT_LATENCY,
-            network=cluster.network,
-            faults=cluster.faults,
-            device=update.device,
-            together=update.together,
-        )
-    not_real = {
-        "network": cluster.network,
-        "no_gradients": subject.no_gradients or None,
-        "together": update.together or None,
-        "apart": True if update.together is False else None,
-    }
-    _refuse(not_real, f"the {cluster.engine} engine's workers are real", "--engine simulated")
-    # Processes of one machine are equally fast, so digits gets delays to show a difference; a user's task never does.
-    delays = DEFAULT_DELAYS if cluster.engine == LOCAL and subject.task == "digits" else None
-    return place_of_real_workers(
-        cluster.engine,
-        on_ray,
-        threads=threads,
-        device=update.device,
-        latency=cluster.latency or delays,
-        faults=cluster.faults,
-        wire=cluster.wire,
-    )
 
 
 def learning_rates(contenders: Sequence[Contender], task: str) -> str:
@@ -345,12 +282,6 @@ def learning_rates(contenders: Sequence[Contender], task: str) -> str:
     if not stale:
         return own
     return f"{own} Stale gradients usually need a lower one: {' and '.join(stale)} may do better at theirs."
-
-
-def _refuse(options: dict[str, Any], why: str, other_engine: str) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise BadInput(f"{flag_text(name, value)} was given, but {why}; leave it out, or add {other_engine}")
 
 
 def _check_figure(figure: Path | None, out: Path | None, no_gradients: bool, policies: list[Policy]) -> None:
@@ -368,5 +299,5 @@ def _check_figure(figure: Path | None, out: Path | None, no_gradients: bool, pol
         raise BadInput(
             f"figure is {str(figure)!r}, but the folder {str(figure.parent)!r} does not exist; make it first"
         )
-    if no_gradients and all(policy.name != "full-sync" for policy in policies):
-        raise BadInput("a figure without gradients shows the rounds of full-sync; add it to --policies")
+    if no_gradients and not any(policy.waits_for_all() for policy in policies):
+        raise BadInput(f"a figure without gradients shows the rounds of {FullSync.name}; add it to --policies")

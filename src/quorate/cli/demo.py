@@ -7,11 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import typer
-
 from quorate.cli.compare import FIGURE_FILE, TABLE_FILE, ComparisonFolder, Contender, contender_of, run_all
-from quorate.cli.engine_options import LocalPlace
-from quorate.cli.options import EndOptions, LearningOptions, TaskOptions
+from quorate.cli.engine_options import Place
+from quorate.cli.options import (
+    KEPT,
+    LOCAL,
+    SEED_HELP,
+    SUBJECT,
+    EndOptions,
+    OutputOptions,
+    TaskOptions,
+    UpdateOptions,
+    grouped,
+    option,
+)
 from quorate.cli.output import console, print_json, print_table, what_next
 from quorate.cli.policy_options import WorkerCounts, label
 from quorate.cli.progress import Reporter, reporter
@@ -34,7 +43,7 @@ class SameRate(NamedTuple):
 def sentences(rows: Sequence[Row], target: Until, rates: dict[str, float], same_rate: SameRate) -> list[str]:
     """Three findings: the fastest policy, the effect of learning rates, and the cost of dropped work."""
     by_name = {row.name: row for row in rows}
-    full, backup = by_name["full-sync"], by_name["backup"]
+    full, backup = by_name[FullSync.name], by_name[BackupSync.name]
     return [
         _first(rows, f"{target.target:.0%} test accuracy"),
         _rates(full, rates, same_rate),
@@ -84,15 +93,17 @@ EPOCHS, EPOCHS_AT_SAME_RATE = 25, 5
 PATIENCE_S = 60.0
 
 
+@grouped
 def demo(
-    out: Annotated[
-        Path, typer.Option(help="A folder for the traces, the table and the figure.", metavar="FOLDER")
-    ] = Path("demo"),
+    *,
+    out: Annotated[Path, option(KEPT, "A folder for the traces, the table and the figure.", metavar="FOLDER")] = Path(
+        "demo"
+    ),
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Remove an earlier demo's own files there, nothing else.")
+        bool, option(KEPT, "Remove an earlier demo's own files there, nothing else.", "--overwrite")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Draws parameters, order of samples and delays.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")] = False,
+    seed: Annotated[int, option(SUBJECT, SEED_HELP)] = 0,
+    output: OutputOptions,
 ) -> None:
     """Handwritten digits on 8 workers that pause now and then: full sync, backup workers, async and softsync.
 
@@ -100,9 +111,9 @@ def demo(
     A worker waits some 10 ms before each gradient, and one time in twenty ten times as long.
     """
     check_can_draw()
-    place = LocalPlace(threads=1, device="cpu", latency=LATENCY, faults=None, wire=None)
+    place = Place(LOCAL, {"latency": LATENCY})
     spec = make_run_spec(
-        TaskOptions(seed=seed), WORKERS, place, PATIENCE_S, EndOptions(epochs=EPOCHS), LearningOptions()
+        TaskOptions(seed=seed), WORKERS.total, place, PATIENCE_S, EndOptions(epochs=EPOCHS), UpdateOptions()
     )
     goal = parse_until(TARGET)
     chosen, rates = contenders()
@@ -110,15 +121,15 @@ def demo(
     if overwrite:
         folder.clear()
     folder.check_free("name another folder, or add --overwrite", may_hold_others=overwrite)
-    with run_environment(place.threads), reporter(quiet=False) as report:
+    with run_environment(threads=1), reporter(output.quiet) as report:
         outcomes = run_all(spec, chosen, goal, report, folder)
-        same_rate = _at_the_same_rate(spec, outcomes, rates["full-sync"], goal, report)
+        same_rate = _at_the_same_rate(spec, outcomes, rates[FullSync.name], goal, report)
     rows = make_rows(outcomes, goal)
     folder.write(outcomes, rows, goal)
     draw_comparison(outcomes, goal, out / FIGURE_FILE)
 
     said = sentences(rows, goal, rates, same_rate)
-    if json:
+    if output.json:
         print_json({**summary_of(outcomes, goal), "findings": said, "learning_rates": rates, "out": str(out)})
         return
     print_table(rows, goal, goal.name, outcomes[0].metrics.header)
@@ -142,8 +153,8 @@ def _at_the_same_rate(spec: RunSpec, outcomes: list[ComparedRun], lr: float, goa
     """Run async for a few epochs at the rate of full sync, and look up full sync after as many epochs."""
     policy = Async()
     epochs = min(EPOCHS_AT_SAME_RATE, EPOCHS)
-    contender = Contender(policy.name, f"{label(policy, WORKERS.total)}, lr {lr:g}", policy)
-    stale = run_all(replace(spec, epochs=epochs), [contender], goal, report, None)
+    contender = Contender(f"{label(policy, WORKERS.total)}, lr {lr:g}", policy)
+    stale = run_all(replace(spec, options={**spec.options, "epochs": epochs}), [contender], goal, report, None)
     full = outcomes[0].metrics
     as_many = epochs * full.header["samples"]
     full_accuracy = [one.measures[goal.name] for one in full.evaluations if one.samples <= as_many][-1]

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 
 from quorate.errors import BadInput
+from quorate.policies import POLICIES, Flag
 
 
 def grouped(function: Callable[..., int | None]) -> Callable[..., int | None]:
@@ -51,13 +52,17 @@ def grouped(function: Callable[..., int | None]) -> Callable[..., int | None]:
     return command
 
 
+T = TypeVar("T")
+
 DEFAULT_LATENCY = "pause:0.05,0.05,10"
+LOCAL, RAY, SIMULATED = "local", "ray", "simulated"
 #: Repeated here, because quorate.task imports torch.
 READY_TASKS = "digits, mnist, cifar10, cifar10-inception, pixelcnn, charlm, cartpole"
 
 SUBJECT, CLUSTER, POLICY = "What is trained", "The cluster", "The policy"
 END, UPDATE = "When it ends", "The update"
-KEPT, OUTPUT = "What is kept", "Arithmetic and output"
+KEPT, OUTPUT = "What is kept", "What is printed"
+SEED_HELP = "Draws parameters, order of samples and delays; equal seeds, equal simulated runs."
 
 
 def option(panel: str, text: str, *flags: str, **rest: Any) -> Any:
@@ -70,7 +75,7 @@ def option(panel: str, text: str, *flags: str, **rest: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """The task and its seed."""
+    """The task and its seed; or only its sizes, for a run without gradients."""
 
     task: Annotated[
         str, option(SUBJECT, f"{READY_TASKS}; or your own: file.py:Class, package.module:Class.", metavar="TASK")
@@ -78,21 +83,9 @@ class TaskOptions:
     batch_size: Annotated[
         int | None, option(SUBJECT, "Samples in a worker's batch.", show_default="the task's", metavar="SAMPLES")
     ] = None
-    seed: Annotated[
-        int, option(SUBJECT, "Draws parameters, order of samples and delays; equal seeds, equal simulated runs.")
-    ] = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise BadInput(f"seed is {self.seed}, but it must be at least 0 and below 2^63")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubjectOptions(TaskOptions):
-    """The task, or only its sizes for a run without gradients."""
-
+    seed: Annotated[int, option(SUBJECT, SEED_HELP)] = 0
     no_gradients: Annotated[
-        bool, option(SUBJECT, "Compute times, staleness, drops and bytes only.", "--no-gradients")
+        bool, option(SUBJECT, "Compute times, staleness, drops and bytes only (simulated).", "--no-gradients")
     ] = False
     model_bytes: Annotated[
         int | None,
@@ -100,7 +93,8 @@ class SubjectOptions(TaskOptions):
     ] = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if not 0 <= self.seed < 2**63:
+            raise BadInput(f"seed is {self.seed}, but it must be at least 0 and below 2^63")
         if self.model_bytes is not None and not self.no_gradients:
             raise BadInput(
                 f"--model-bytes {self.model_bytes} was given, but the task's model has a size of its own; "
@@ -112,95 +106,83 @@ class SubjectOptions(TaskOptions):
 
 # ---------------------------------------------------------------- the cluster
 
-_N_PLUS_B = "N+b: a quorum of N and b backups, N+b workers in all; or N."
-_MODELS = (
-    "e.g. constant:0.05, shifted-exp:0.05,0.025, pareto:0.05,1.5, chen2016, trace:RUN or trace:TIMES.csv; "
-    "modifiers follow after *, e.g. lognormal:0.05,0.4*slow:3=4; changes in time: MODEL->SECONDS->MODEL."
-)
 
-ThreadsOption = Annotated[
-    int, option(CLUSTER, "Threads of torch in each worker; small models gain nothing from more than one.", min=1)
-]
-WorkersOption = Annotated[str, option(CLUSTER, _N_PLUS_B, metavar="N+b")]
+def workers_option(default: str) -> Any:
+    text = "N+b: a quorum of N and b backups, N+b workers in all; or N."
+    return option(CLUSTER, text, show_default=default, metavar="N+b")
 
 
-def wire_option(which: str = "") -> Any:
+def latency_option(default: str) -> Any:
     return option(
         CLUSTER,
-        f"Gradients on their way: as they are, or as bf16, half the bytes.{which}",
-        show_default="fp32",
-        metavar="fp32|bf16",
+        "How long a simulated ticket takes, or how long a real one is held back; e.g. constant:0.05, "
+        "shifted-exp:0.05,0.025, pareto:0.05,1.5, chen2016, trace:RUN or trace:TIMES.csv; modifiers follow after *, "
+        "e.g. lognormal:0.05,0.4*slow:3=4; changes in time: MODEL->SECONDS->MODEL.",
+        show_default=default,
+        metavar="MODEL",
     )
 
 
-def network_option(which: str = "") -> Any:
-    return option(
-        CLUSTER,
-        f"Communication, e.g. bandwidth=1Gbps,latency=0.5ms,server=10Gbps; shards=8: 8 servers.{which}",
-        show_default="free",
-        metavar="LINKS",
-    )
+def threads_option(text: str) -> Any:
+    return option(CLUSTER, text, min=1)
 
 
-def faults_option(text: str) -> Any:
-    return option(CLUSTER, text, show_default="none", metavar="SCRIPT")
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Where the workers are."""
 
-
-def patience_option(text: str) -> Any:
-    return option(CLUSTER, text, metavar="SECONDS")
-
-
-def together_option(which: str = "") -> Any:
-    return option(
-        UPDATE,
-        f"Compute a round as one big batch, and asynchronous gradients side by side, or worker by worker.{which}",
-        "--together/--apart",
-        show_default="together on a GPU",
-    )
+    engine: Annotated[
+        str,
+        option(
+            CLUSTER,
+            "Where workers are: processes of this machine, on Ray, or simulated in virtual time.",
+            metavar="local|ray|simulated",
+        ),
+    ] = LOCAL
+    wire: Annotated[
+        str | None,
+        option(
+            CLUSTER,
+            "Gradients on their way: as they are, or as bf16, half the bytes (local, ray).",
+            show_default="fp32",
+            metavar="fp32|bf16",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """The number of simulated workers and their behaviour."""
+    """The number of workers and their behaviour."""
 
-    workers: WorkersOption = "8"
-    latency: Annotated[str, option(CLUSTER, f"How long a ticket takes, {_MODELS}", metavar="MODEL")] = DEFAULT_LATENCY
-    network: Annotated[str | None, network_option()] = None
-    faults: Annotated[
-        str | None, faults_option("Workers that go and come, e.g. 'lose:3@10;join:3@25;crash:100,5'.")
-    ] = None
-    patience: Annotated[float, patience_option("Virtual seconds to wait for workers when too few are alive.")] = 600
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessOptions:
-    """The number of real workers, where they run, and artificial delays and faults."""
-
-    engine: Annotated[
-        str, option(CLUSTER, "Where workers are: processes of this machine, or on Ray.", metavar="local|ray")
-    ] = "local"
-    workers: Annotated[str | None, option(CLUSTER, _N_PLUS_B, show_default="one a core", metavar="N+b")] = None
-    threads: ThreadsOption = 1
-    device: Annotated[
+    workers: Annotated[str | None, workers_option("one a core; 8 simulated")] = None
+    threads: Annotated[int, threads_option("Threads of torch in each worker; small models gain nothing from more.")] = 1
+    latency: Annotated[str | None, latency_option(f"none; {DEFAULT_LATENCY} simulated")] = None
+    network: Annotated[
         str | None,
         option(
             CLUSTER,
-            "Where workers compute: cpu, cuda (all GPUs in turn) or one such as cuda:1 (local).",
-            show_default="cpu; cuda with --gpus",
-            metavar="DEVICE",
+            "Communication, e.g. bandwidth=1Gbps,latency=0.5ms,server=10Gbps; shards=8: 8 servers (simulated).",
+            show_default="free",
+            metavar="LINKS",
         ),
-    ] = None
-    wire: Annotated[str | None, wire_option()] = None
-    latency: Annotated[
-        str | None,
-        option(CLUSTER, f"An artificial delay before each ticket, {_MODELS}", show_default="none", metavar="MODEL"),
     ] = None
     faults: Annotated[
         str | None,
-        faults_option("Workers to kill, e.g. 'lose:3@2' (worker 3 after 2 s); they come back by themselves."),
+        option(
+            CLUSTER,
+            "Workers that go and come, e.g. 'lose:3@10;join:3@25;crash:100,5'; real ones are killed ('lose:3@2': "
+            "worker 3 after 2 s), and come back by themselves.",
+            show_default="none",
+            metavar="SCRIPT",
+        ),
     ] = None
     patience: Annotated[
-        float, patience_option("Seconds to wait when too few workers are alive, or for one that does not answer.")
+        float,
+        option(
+            CLUSTER,
+            "Seconds to wait when too few workers are alive, or for a real one that does not answer.",
+            metavar="SECONDS",
+        ),
     ] = 600
 
 
@@ -210,74 +192,43 @@ PolicyOption = Annotated[
     str | None,
     option(
         POLICY,
-        "backup, full-sync, async, softsync, bounded, k-batch, delayed, deadline or adaptive; "
-        "or one of your own, file.py:Class or package.module:Class.",
+        f"{', '.join(POLICIES)}; or one of your own, file.py:Class or package.module:Class.",
         show_default="backup for N+b, else full-sync",
         metavar="NAME",
     ),
 ]
 
 
+def _with_flags_of_policies(group: type[T]) -> type[T]:
+    """Decorator: add an option for every argument of a policy that has a flag."""
+    types: dict[str, Any] = {}
+    shown: dict[str, dict[Flag, list[str]]] = {}  # argument -> its flags, which differ in their text -> policies
+    for kind in POLICIES.values():
+        hints = get_type_hints(kind.__init__)
+        for name, argument in inspect.signature(kind).parameters.items():
+            if name in kind.flags:
+                flag = kind.flags[name]
+                flag = flag._replace(default=flag.default or str(argument.default))
+                shown.setdefault(name, {}).setdefault(flag, []).append(kind.name)
+                types[name] = hints[name]
+    added: list[tuple[str, Any, Any]] = []
+    for name, flags in shown.items():
+        text = " ".join(f"{flag.help} ({', '.join(takers)})" for flag, takers in flags.items())
+        if types[name] is bool:
+            added.append(
+                (name, Annotated[bool, option(POLICY, text, f"--{name.replace('_', '-')}")], field(default=False))
+            )
+            continue
+        default = "; ".join(dict.fromkeys(flag.default or "" for flag in flags))
+        shown_as = option(POLICY, text, show_default=default, metavar=next(iter(flags)).metavar)
+        added.append((name, Annotated[types[name] | None, shown_as], field(default=None)))
+    return make_dataclass(group.__name__, added, bases=(group,), frozen=True, kw_only=True)
+
+
+@_with_flags_of_policies
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
     """Options of single policies; a field has the name of the policy's argument."""
-
-    late: Annotated[
-        str | None,
-        option(
-            POLICY,
-            "Late work: cancel it, or let it finish and drop it. (backup, k-batch, delayed, deadline, adaptive)",
-            show_default="cancel",
-            metavar="cancel|finish",
-        ),
-    ] = None
-    max_staleness: Annotated[int | None, option(POLICY, "Drop what is staler than this. (async)")] = None
-    staleness_weights: Annotated[
-        bool, option(POLICY, "Scale gradients by 1/staleness. (async, softsync, bounded)", "--staleness-weights")
-    ] = False
-    gradients: Annotated[
-        int | None, option(POLICY, "Arrivals that make an update. (softsync)", show_default="the N of N+b")
-    ] = None
-    bound: Annotated[
-        int | None, option(POLICY, "Steps a worker may be ahead of the slowest. (bounded)", show_default="3")
-    ] = None
-    k: Annotated[
-        int | None, option(POLICY, "Gradients that make an update. (k-batch)", show_default="the N of N+b")
-    ] = None
-    delay: Annotated[int | None, option(POLICY, "Versions an update lags behind. (delayed)", show_default="1")] = None
-    warm_up: Annotated[
-        int | None, option(POLICY, "Updates over which the delay grows to that. (delayed)", show_default="0")
-    ] = None
-    limit: Annotated[
-        float | None, option(POLICY, "Seconds a round lasts. (deadline)", show_default="learned", metavar="SECONDS")
-    ] = None
-    minimum: Annotated[
-        int | None, option(POLICY, "Arrivals a round waits for even so. (deadline)", show_default="half")
-    ] = None
-    slack: Annotated[
-        float | None,
-        option(
-            POLICY,
-            "Learned limit as a multiple of the median arrival time. (deadline)",
-            show_default="1.5",
-            metavar="X",
-        ),
-    ] = None
-
-    noise_scale: Annotated[
-        float | None,
-        option(POLICY, "Gradient noise scale in samples. (adaptive)", show_default="learned", metavar="SAMPLES"),
-    ] = None
-    least: Annotated[int | None, option(POLICY, "The smallest quorum to choose. (adaptive)", show_default="1")] = None
-    explore: Annotated[
-        float | None,
-        option(
-            POLICY,
-            "Share of progress that looking beyond the quorum may cost. (adaptive)",
-            show_default="0.02",
-            metavar="SHARE",
-        ),
-    ] = None
 
     policy_option: Annotated[
         list[str] | None,
@@ -308,8 +259,8 @@ class EndOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningOptions:
-    """How gradients become an update, and how often the model is evaluated."""
+class UpdateOptions:
+    """How gradients become an update, where they are computed, and how often the model is evaluated."""
 
     clip_norm: Annotated[
         float | None, option(UPDATE, "Clip the averaged gradient to this global norm.", metavar="NORM")
@@ -324,35 +275,45 @@ class LearningOptions:
     evaluate_every: Annotated[
         int | None, option(UPDATE, "Updates between evaluations.", show_default="some 100 in a run")
     ] = None
+    device: Annotated[
+        str | None,
+        option(
+            UPDATE,
+            "Where gradients are computed: cpu, cuda (local workers: all GPUs in turn) or one such as cuda:1.",
+            show_default="cpu; cuda with --gpus",
+            metavar="DEVICE",
+        ),
+    ] = None
+    together: Annotated[
+        bool | None,
+        option(
+            UPDATE,
+            "Compute a round as one big batch, and asynchronous gradients side by side, or worker by worker "
+            "(simulated).",
+            "--together/--apart",
+            show_default="together on a GPU",
+        ),
+    ] = None
 
     def given(self) -> list[str]:
         """The names of the options that the user gave."""
         return [field.name for field in fields(self) if getattr(self, field.name) is not None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateOptions(LearningOptions):
-    """Learning options, and where a simulation computes. All of them need gradients."""
-
-    device: Annotated[
-        str | None,
-        option(UPDATE, "Where gradients are computed: cpu, cuda, cuda:1.", show_default="cpu", metavar="DEVICE"),
-    ] = None
-    together: Annotated[bool | None, together_option()] = None
-
-
 # ---------------------------------------------------------------- output
+
+
+RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, or its trace.jsonl.", metavar="RUN")]
+JsonOption = Annotated[bool, option(OUTPUT, "Print one JSON object on stdout, nothing else.", "--json")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """What is printed."""
+    """The result and the progress."""
 
-    json: Annotated[bool, option(OUTPUT, "Print one JSON object on stdout, nothing else.", "--json")] = False
+    json: JsonOption = False
     quiet: Annotated[bool, option(OUTPUT, "No progress on stderr.", "--quiet", "-q")] = False
 
 
-OutFolderOption = Annotated[
-    Path | None, option(OUTPUT, "A new folder for what is recorded.", show_default="nothing is saved", metavar="FOLDER")
-]
-FigureOption = Annotated[Path | None, option(OUTPUT, "Draw the comparison into this file.", metavar="FILE.png")]
+def out_option(default: str) -> Any:
+    return option(KEPT, "A new folder for what is recorded.", show_default=default, metavar="FOLDER")

@@ -37,33 +37,39 @@ def console(width: int | None = None) -> Console:
     return Console(highlight=False, width=width)
 
 
-def print_result(result: Result, label: str, as_json: bool, **more: Any) -> None:
-    """Print the result of one run; `more` is added to the JSON object. A problem of the run is exit status 1."""
+def print_result(result: Result, label: str, as_json: bool) -> None:
+    """Print the result of one run, and its folder. A problem of the run is exit status 1."""
     if as_json:
-        print_json({**result.summary, **more})
+        print_json({**result.summary, "out": None if result.out is None else str(result.out)})
     else:
         _print_summary(result, label)
     if result.problem is not None:
         raise typer.Exit(1)
 
 
-def _print_summary(result: Result, label: str) -> None:
+def named_values(rows: Sequence[tuple[str, str]]) -> Table:
+    """Names and values in two columns."""
     from rich.table import Table
+    from rich.text import Text
+
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(style="bold", no_wrap=True)
+    lines.add_column(overflow="fold")
+    for name, value in rows:
+        lines.add_row(Text(name), Text(value))
+    return lines
+
+
+def _print_summary(result: Result, label: str) -> None:
     from rich.text import Text
 
     header = result.metrics.header
     subject = f"on {header['task']}" if header["task"] else "without gradients"
     where = cluster_text(header) if seconds_are(header) == REAL else f"latency {header['engine']['latency']}"
-    lines = Table.grid(padding=(0, 2))
-    lines.add_column(style="bold", no_wrap=True)
-    lines.add_column(overflow="fold")
-    for name, value in _lines(result):
-        lines.add_row(name, Text(value))
-    if result.out is not None:
-        lines.add_row("files", Text(str(result.out)))
+    files = [] if result.out is None else [("files", str(result.out))]
     screen = console()
     screen.print(Text(f"{label} {subject}, seed {header['seed']}, {where}"))
-    screen.print(lines)
+    screen.print(named_values([*_lines(result), *files]))
     screen.print(Text(what_next(result.out)), soft_wrap=True)
 
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from quorate.cli.options import option
+from quorate.cli.options import OUTPUT, JsonOption, option
 from quorate.cli.output import print_json, print_plan
 
-GIVEN, TARGET, OUTPUT = "What is known of the cluster", "What is known of the training", "Output"
+GIVEN, TARGET = "What is known of the cluster", "What is known of the training"
 
 
 def plan(
@@ -72,7 +72,7 @@ def plan(
         float, option(TARGET, "Half the width of the 95 % interval wanted, as a share of the mean.", metavar="SHARE")
     ] = 0.05,
     every: Annotated[bool, option(OUTPUT, "Show every split, not only the telling ones.", "--all")] = False,
-    json: Annotated[bool, option(OUTPUT, "Print one JSON object on stdout, nothing else.", "--json")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Say how many backups to take: one recommendation, with its reason and when it would change.
 

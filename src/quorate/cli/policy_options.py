@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from typing import Any, NamedTuple
 
 from quorate.errors import BadInput, check_at_least
-from quorate.policies import POLICIES, Policy, build_policy
+from quorate.policies import POLICIES, BackupSync, FullSync, Policy, build_policy
 from quorate.policy_loading import policy_class
 from quorate.reporting.comparison import policy_label
 
@@ -51,8 +51,9 @@ def choose_policy(name: str | None, workers: WorkerCounts, given: dict[str, Any]
 
     given: options by name. own: `NAME=VALUE` options for a policy of the user's own.
     """
-    kind = _class_of(name or ("backup" if workers.backups else "full-sync"))
-    takes = kind.parameters()
+    usual = BackupSync if workers.backups else FullSync
+    kind = usual if name is None else _class_of(name)
+    takes = _options_of(kind)
     for option, value in given.items():
         if option not in takes:
             raise BadInput(
@@ -72,17 +73,19 @@ def choose_policies(names: str, workers: WorkerCounts, given: dict[str, Any], ow
     for name in known:
         if known.count(name) > 1:
             raise BadInput(f"policies is {names!r}, which names {name} twice; name each policy once")
-    given = {**given, **parse_own_options(own)}
-    for option, value in given.items():
-        if not any(option in kind.parameters() for kind in kinds):
+    own_options = parse_own_options(own)
+    wants = [
+        {name: value for name, value in given.items() if name in _options_of(kind)}
+        | {name: value for name, value in own_options.items() if name in kind.parameters()}
+        for kind in kinds
+    ]
+    for option, value in (given | own_options).items():
+        if not any(option in options for options in wants):
             raise BadInput(
                 f"{flag_text(option, value)} fits none of {', '.join(known)}; {_policies_that_take(option)}: "
                 f"add one of these or leave the option out"
             )
-    return [
-        _build(kind, workers, {key: value for key, value in given.items() if key in kind.parameters()})
-        for kind in kinds
-    ]
+    return [_build(kind, workers, options) for kind, options in zip(kinds, wants, strict=True)]
 
 
 def _class_of(name: str) -> type[Policy]:
@@ -122,11 +125,15 @@ def flag_text(option: str, value: Any) -> str:
 
 
 def _policies_that_take(option: str) -> str:
-    takers = [name for name, kind in POLICIES.items() if option in kind.parameters()]
+    takers = [name for name, kind in POLICIES.items() if option in _options_of(kind)]
     return f"it is for {', '.join(takers)}" if takers else "no policy of quorate's takes it"
 
 
 def _flags_of(kind: type[Policy]) -> str:
-    """The flags of a policy; quorum and backups come from N+b instead."""
-    flags = ["--" + option.replace("_", "-") for option in kind.parameters() if option not in ("quorum", "backups")]
-    return ", ".join(flags) or "none"
+    return ", ".join("--" + option.replace("_", "-") for option in _options_of(kind)) or "none"
+
+
+def _options_of(kind: type[Policy]) -> list[str]:
+    """The options of a policy. If it has backups, `--workers N+b` alone gives its quorum and backups."""
+    from_workers = ("quorum", "backups") if "backups" in kind.parameters() else ()
+    return [option for option in kind.parameters() if option not in from_workers]

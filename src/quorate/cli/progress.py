@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from quorate.events import Ticket
 from quorate.trace import Recorder
@@ -84,9 +83,7 @@ class Reporter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
 
@@ -165,13 +162,8 @@ class Bar(Reporter):
                 # Leave room for the ^C that a terminal writes after the bar; on a line of its own it would remain.
                 yield Constrain(self.make_tasks_table(self.tasks), screen.width - len("^C") - 1)
 
-        def text(template: str, justify: str = "right") -> TextColumn:
-            return TextColumn(
-                template,
-                style="default",
-                justify="left" if justify == "left" else "right",
-                table_column=Column(no_wrap=True),
-            )
+        def text(template: str, justify: Literal["left", "right"] = "right") -> TextColumn:
+            return TextColumn(template, style="default", justify=justify, table_column=Column(no_wrap=True))
 
         self._task: TaskID | None = None
         self._display = Display(
@@ -228,9 +220,7 @@ class Bar(Reporter):
         self._display.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._display.stop()
 
 

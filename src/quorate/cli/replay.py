@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from quorate.cli.options import POLICY, SUBJECT, UPDATE, JsonOption, RunArgument, option, threads_option
 from quorate.cli.output import print_json
 from quorate.cli.run_command import run_environment
 from quorate.cli.signals import INTERRUPTED, Stopped
 
 
 def replay(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or its trace.jsonl.", metavar="RUN")],
+    run: RunArgument,
     task: Annotated[
-        str | None, typer.Option(help="The task, where it has moved.", show_default="the recorded one", metavar="TASK")
+        str | None,
+        option(SUBJECT, "The task, where it has moved.", show_default="the recorded one", metavar="TASK"),
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(
-            help="Where the class of a policy of your own is, if it has moved.",
+        option(
+            POLICY,
+            "Where the class of a policy of your own is, if it has moved.",
             show_default="the recorded one",
-            metavar="FILE.py:CLASS",
+            metavar="NAME",
         ),
     ] = None,
     no_gradients: Annotated[
-        bool, typer.Option("--no-gradients", help="Compare the decisions only, not the parameters.")
+        bool, option(SUBJECT, "Compare the decisions only, not the parameters.", "--no-gradients")
     ] = False,
     device: Annotated[
-        str | None, typer.Option(help="Where to compute.", show_default="the recorded one", metavar="DEVICE")
+        str | None, option(UPDATE, "Where to compute.", show_default="the recorded one", metavar="DEVICE")
     ] = None,
-    threads: Annotated[int, typer.Option(help="Threads of torch; take those of the run.", min=1)] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")] = False,
+    threads: Annotated[int, threads_option("Threads of torch; take those of the run.")] = 1,
+    json: JsonOption = False,
 ) -> None:
     """Run a trace again: every decision must be made again, and every parameter come out bit for bit.
 

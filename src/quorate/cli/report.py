@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from quorate.cli.options import KEPT, OUTPUT, option
 from quorate.cli.output import print_json
 from quorate.errors import BadInput
 from quorate.number_format import byte_size
 
 PAGE_FILE = "report.html"
+PAGE = "The page"
 _MOST_RUNS = 16  # more can be told apart neither by colour nor on a screen
 
 
@@ -27,22 +29,23 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The page.", show_default=f"{PAGE_FILE} in the run's folder, or here", metavar="FILE"),
+        option(KEPT, "The page.", show_default=f"{PAGE_FILE} in the run's folder, or here", metavar="FILE"),
     ] = None,
     target: Annotated[
-        str | None, typer.Option(help="Compare the time to this, e.g. 'accuracy>=0.95'.", metavar="CONDITION")
+        str | None, option(PAGE, "Compare the time to this, e.g. 'accuracy>=0.95'.", metavar="CONDITION")
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(help="Also write each figure as PNG and CSV into this folder.", metavar="FOLDER")
+        Path | None, option(KEPT, "Also write each figure as PNG and CSV into this folder.", metavar="FOLDER")
     ] = None,
     tensorboard: Annotated[
-        Path | None, typer.Option(help="Also write the curves for TensorBoard into this folder.", metavar="FOLDER")
+        Path | None, option(KEPT, "Also write the curves for TensorBoard into this folder.", metavar="FOLDER")
     ] = None,
-    no_plan: Annotated[bool, typer.Option("--no-plan", help="Leave out the planner's part.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    no_plan: Annotated[bool, option(PAGE, "Leave out the planner's part.", "--no-plan")] = False,
+    overwrite: Annotated[bool, option(KEPT, "Replace files that are there.", "--overwrite")] = False,
+    open_page: Annotated[bool, option(PAGE, "Open the page in a browser.", "--open")] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print the data as one JSON object; the page is written if --out is given.")
+        bool,
+        option(OUTPUT, "Print the data as one JSON object; the page is written if --out is given.", "--json"),
     ] = False,
 ) -> None:
     """Make a page about a run, or several side by side: who is slow, what was learned, what workers did.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.cli.engine_options import Place
-from quorate.cli.options import EndOptions, LearningOptions, SubjectOptions, TaskOptions
-from quorate.cli.policy_options import WorkerCounts, flag_text
+from quorate.cli.options import EndOptions, TaskOptions, UpdateOptions
+from quorate.cli.policy_options import flag_text
 from quorate.cli.progress import AliveWorkers, Reporter, starting
 from quorate.cli.signals import INTERRUPTED, TERMINATED, Stopped, Terminated
 from quorate.errors import BadInput, LearnerLost, QuorumLost, WorkerFailed, check_at_least
@@ -21,8 +21,6 @@ from quorate.schema import MOST_THREADS
 from quorate.trace import TRACE_FILE, Recorder
 
 if TYPE_CHECKING:
-    from quorate.conditions import Until
-    from quorate.learner import Learning
     from quorate.run import Result
 
 
@@ -124,19 +122,11 @@ READY_TASK_WITH_EPOCHS = "digits"
 class RunSpec:
     """Settings that all runs of a command have in common."""
 
-    workers: WorkerCounts
-    place: Place
-    patience: float
-    seed: int
     task: str | None  # None: no gradients
-    batch_size: int | None
-    samples: int | None = None
-    model_bytes: int | None = None
-    updates: int | None
-    epochs: int | None
-    until: Until | None
-    learning: Learning
-    evaluate_every: int | None
+    workers: int
+    place: Place
+    model_bytes: int | None
+    options: dict[str, Any]  # further arguments of `quorate.train`
 
     def run(
         self,
@@ -152,9 +142,8 @@ class RunSpec:
         """Make one run; `task` replaces that of the spec. A signal ends it with a message on how to resume."""
         import quorate
 
-        workers = self.workers.total
-        engine = self.place.engine(workers, self.model_bytes)
-        reporter.begin(label, starting(workers, engine.name) if self.place.real else None)
+        engine = self.place.engine(self.workers, self.model_bytes)
+        reporter.begin(label, starting(self.workers, engine.name) if self.place.real else None)
         if self.place.real:
             recorders = (*recorders, AliveWorkers(reporter))
         with resume_hint(label, reporter, out, self.place.options_to_repeat):
@@ -162,31 +151,22 @@ class RunSpec:
                 self.task if task is None else task,
                 policy,
                 engine,
-                updates=self.updates,
-                epochs=self.epochs,
-                until=self.until,
-                seed=self.seed,
                 out=out,
-                batch_size=self.batch_size,
-                samples=self.samples,
-                learning=self.learning,
-                evaluate_every=self.evaluate_every,
-                patience_s=self.patience,
                 checkpoint_every=checkpoint_every,
                 on_progress=reporter,
                 recorders=recorders,
+                **self.options,
             )
 
 
 def make_run_spec(
-    subject: TaskOptions, workers: WorkerCounts, place: Place, patience: float, end: EndOptions, update: LearningOptions
+    subject: TaskOptions, workers: int, place: Place, patience: float, end: EndOptions, update: UpdateOptions
 ) -> RunSpec:
     """Read and check the options."""
     from quorate.conditions import parse_until
     from quorate.learner import Learning
 
-    only_timed = subject if isinstance(subject, SubjectOptions) and subject.no_gradients else None
-    if only_timed is not None:
+    if subject.no_gradients:
         for name in update.given():
             raise BadInput(
                 f"{flag_text(name, getattr(update, name))} was given, but it needs gradients; "
@@ -195,28 +175,31 @@ def make_run_spec(
     until = None if end.until is None else parse_until(end.until)
     learning = Learning(clip_norm=update.clip_norm, ema=update.ema, delay_compensation=update.delay_compensation)
     with redirect_stdout(sys.stderr):  # a task's file may print; stdout is for the result
-        updates, epochs = _end(subject, end, only_timed is not None)
-        sizes = {"batch_size": subject.batch_size} if only_timed is None else _sizes(only_timed, epochs)
+        updates, epochs = _end(subject, end)
+        sizes = _sizes(subject, epochs) if subject.no_gradients else {"batch_size": subject.batch_size}
     return RunSpec(
+        task=None if subject.no_gradients else subject.task,
         workers=workers,
         place=place,
-        patience=patience,
-        seed=subject.seed,
-        task=subject.task if only_timed is None else None,
-        updates=updates,
-        epochs=epochs,
-        until=until,
-        learning=learning,
-        evaluate_every=update.evaluate_every,
-        **sizes,
+        model_bytes=sizes.pop("model_bytes", None),
+        options={
+            "updates": updates,
+            "epochs": epochs,
+            "until": until,
+            "seed": subject.seed,
+            "evaluate_every": update.evaluate_every,
+            "patience_s": patience,
+            **learning.options(),
+            **sizes,
+        },
     )
 
 
-def _end(subject: TaskOptions, end: EndOptions, only_timed: bool) -> tuple[int | None, int | None]:
+def _end(subject: TaskOptions, end: EndOptions) -> tuple[int | None, int | None]:
     """Updates and epochs; by default 20 epochs, or 1000 updates if the data is a stream or is not used."""
     if end.updates is not None or end.epochs is not None or end.until is not None:
         return end.updates, end.epochs
-    if only_timed:
+    if subject.no_gradients:
         return DEFAULT_UPDATES, None
     if subject.task != READY_TASK_WITH_EPOCHS:
         from quorate.task import bind_task
@@ -226,7 +209,7 @@ def _end(subject: TaskOptions, end: EndOptions, only_timed: bool) -> tuple[int |
     return None, end.default_epochs
 
 
-def _sizes(subject: SubjectOptions, epochs: int | None) -> dict[str, Any]:
+def _sizes(subject: TaskOptions, epochs: int | None) -> dict[str, Any]:
     """Sizes of the task's batch, data and model; the size of the data only matters with epochs."""
     import torch
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Any
 
 _BOTH = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
@@ -72,18 +72,11 @@ def warnings_are_lines() -> Iterator[None]:
         warnings.filterwarnings("always", category=RuntimeWarning, module=r"quorate(\.|$)")
         usual = warnings.showwarning
 
-        def show(
-            message: Warning | str,
-            category: type[Warning],
-            filename: str,
-            lineno: int,
-            file: TextIO | None = None,
-            line: str | None = None,
-        ) -> None:
+        def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **named: Any) -> None:
             if issubclass(category, RuntimeWarning) and Path(filename).is_relative_to(_PACKAGE):
                 sys.stderr.write(f"warning: {message}\n")
             else:
-                usual(message, category, filename, lineno, file, line)
+                usual(message, category, filename, *rest, **named)
 
         warnings.showwarning = show
         yield

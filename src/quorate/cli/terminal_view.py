@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quorate.cli.output import console
+from quorate.cli.output import console, named_values
 from quorate.cli.progress import LINE_S, clock_time
 from quorate.errors import BadInput
 from quorate.number_format import byte_size, seconds
@@ -120,21 +120,18 @@ def _progress(content: dict[str, Any]) -> str:
 
 def _view(content: dict[str, Any]) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     state = content["state"]
     if state is None:
         return Text(status_text(content))
     run = state["run"]
-    lines = Table.grid(padding=(0, 2))
-    lines.add_column(style="bold", no_wrap=True)
-    lines.add_column(overflow="fold")
-    for name, value in _numbers(content):
-        lines.add_row(Text(name), Text(value))
     found = [Text(line) for one in state["findings"] for line in (one["text"], one["command"]) if line]
     return Group(
-        Text(f"{run['policy']} {run['subject']}, seed {run['seed']}"), *found, lines, Text(status_text(content))
+        Text(f"{run['policy']} {run['subject']}, seed {run['seed']}"),
+        *found,
+        named_values(_numbers(content)),
+        Text(status_text(content)),
     )
 
 

@@ -10,23 +10,27 @@ from typing import Annotated
 
 import typer
 
+from quorate.cli.options import OUTPUT, RunArgument, option
 from quorate.cli.output import print_json
 from quorate.cli.signals import INTERRUPTED, TERMINATED, Stopped, Terminated, signals_wait
 from quorate.errors import BadInput
 
+SHOWN = "Where it is shown"
+
 
 def watch(
-    run: Annotated[Path, typer.Argument(help="The folder of a run, or its trace.jsonl.", metavar="RUN")],
+    run: RunArgument,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for a run that has not started yet, instead of refusing the path.")
+        bool, option(SHOWN, "Wait for a run that has not started yet, instead of refusing the path.", "--wait")
     ] = False,
     terminal: Annotated[
-        bool, typer.Option("--terminal", help="Show it here instead of in a browser, until the run ends.")
+        bool, option(SHOWN, "Show it here instead of in a browser, until the run ends.", "--terminal")
     ] = False,
     port: Annotated[
         int | None,
-        typer.Option(
-            help="Where the page is served, on this machine only.",
+        option(
+            SHOWN,
+            "Where the page is served, on this machine only.",
             show_default="a free one",
             min=1,
             max=65535,
@@ -34,9 +38,9 @@ def watch(
         ),
     ] = None,
     json: Annotated[
-        bool, typer.Option("--json", help="Print what the page shows now as one JSON object on stdout, and end.")
+        bool, option(OUTPUT, "Print what the page shows now as one JSON object on stdout, and end.", "--json")
     ] = False,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address, and leave opening it to you.")] = False,
+    no_open: Annotated[bool, option(SHOWN, "Print the address, and leave opening it to you.", "--no-open")] = False,
 ) -> None:
     """Watch a run while it goes on: progress, loss, times, staleness, drops, bytes and every worker.
 

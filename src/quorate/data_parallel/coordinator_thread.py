@@ -198,12 +198,12 @@ class ControlPlane:
             self._hub.close()
 
 
-def folder_of_this_life(trace: str | Path | None) -> Path | None:
+def folder_of_this_life(out: str | Path | None) -> Path | None:
     """The folder for the trace: after a restart by torchrun a new folder beside the first one."""
-    if trace is None:
+    if out is None:
         return None
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return Path(f"{trace}-restart{restarts}") if restarts else Path(trace)
+    return Path(f"{out}-restart{restarts}") if restarts else Path(out)
 
 
 def extra_of_version(sampler: Sampler | None, control: ControlPlane | None, version: int) -> dict[str, Any]:

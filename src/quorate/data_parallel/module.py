@@ -68,14 +68,15 @@ class DataParallel(nn.Module):
         (docs/extending.md), for as many workers as processes.
     process_group: the processes that train together (default: all).
     sampler: a `quorate.Sampler`, so that each sample counts exactly once per epoch even if gradients are dropped.
-    clip_norm: clip the averaged gradient to this norm. (`clip_grad_norm_` works too, but waits for the average.)
+    clip_norm: scale the averaged gradient down to this global norm. (`clip_grad_norm_` works too, but waits for it.)
     bucket_bytes: size of one all-reduce.
     overlap: False lets `step()` return only when the update is applied.
-    trace: a folder for the trace and summary of the run, for `quorate report`, `plan` and `watch`; worker 0's counts.
-    checkpoint: a folder to save every `checkpoint_every`-th version in, and to resume from after a restart.
+    out: a folder for the trace and summary of the run, for `quorate report`, `plan` and `watch`; worker 0's counts.
+    checkpoint: a folder to save checkpoints in, and to resume from after a restart.
+    checkpoint_every: updates between checkpoints.
     also: other objects to save in a checkpoint, by name: schedulers, scalers, averaged models.
     check_every: compare the parameters of all processes after every `check_every`-th version.
-    patience_s: seconds without a message after which another process counts as lost. A process that has waited for
+    patience_s: seconds of silence after which another process counts as lost. A process that has waited for
         half of it (30 s at most) while no process computes warns, and names the processes it waits for.
     """
 
@@ -90,7 +91,7 @@ class DataParallel(nn.Module):
         clip_norm: float | None = None,
         bucket_bytes: int | None = None,
         overlap: bool = True,
-        trace: str | Path | None = None,
+        out: str | Path | None = None,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 1,
         also: Mapping[str, Any] | None = None,
@@ -136,7 +137,7 @@ class DataParallel(nn.Module):
         self.receipt: Receipt | None = None
         self._warned: set[str] = set()
         self._is_finished = False
-        self._is_traced = any(self.processes.gather_bytes(b"trace" if trace is not None else b""))
+        self._is_traced = any(self.processes.gather_bytes(b"trace" if out is not None else b""))
         parameters = [one for _, one in named]
         if bucket_bytes is None:
             most = MOST_PIECES_DELAYED if self.policy.takes_everybody and self.policy.history else MOST_PIECES
@@ -163,7 +164,7 @@ class DataParallel(nn.Module):
         if sampler is not None:
             calls = self._iterations.catch_up, self._iterations.pass_over, self._iterations.pass_begins
             sampler.bind(self.worker, self.workers, self._decides, self._control.send, *calls)
-        self._start_coordinator(trace, extra.get("ledger"))
+        self._start_coordinator(out, extra.get("ledger"))
         if self._saver is not None:
             self._plane.before_complete = self._saver.settle
             if sampler is not None:
@@ -189,7 +190,7 @@ class DataParallel(nn.Module):
             make = partial(make, delay=self.policy.history, delay_at=self.policy.delay_at)
         return FullSyncIterations(make, steps, self._sampler, self._control.send, version, self._is_traced)
 
-    def _start_coordinator(self, trace: str | Path | None, ledger_state: dict[str, Any] | None) -> None:
+    def _start_coordinator(self, out: str | Path | None, ledger_state: dict[str, Any] | None) -> None:
         """In worker 0's process: start the thread that lets the policy decide, or only writes the trace."""
         if not self._decides and not self._is_traced:
             return
@@ -203,7 +204,7 @@ class DataParallel(nn.Module):
             ledger,
             decides=self._decides,
             first_version=self._iterations.base,
-            out=folder_of_this_life(trace),
+            out=folder_of_this_life(out),
             parameter_bytes=sum(one.numel() * one.element_size() for one in self._plane.layout.parameters),
             describe={"backend": self.processes.backend, "device": str(self._device)},
         )

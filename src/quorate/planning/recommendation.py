@@ -12,6 +12,7 @@ from quorate.planning.other_policies import Estimate
 from quorate.planning.splits import SplitTimes
 from quorate.planning.updates import Effort
 from quorate.planning.world import FINISH, Floats
+from quorate.policies import POLICIES, BackupSync, FullSync
 
 DEFAULT_INTERVAL = 0.05  # half the width of the 95 % interval, as a share of the mean
 _NOISES = np.logspace(-2, 4, 241)  # B_noise/B: from hardly any noise to noise-dominated
@@ -111,7 +112,7 @@ def recommend(
             reason += f"; {_equal(equals, times, costs, place, best)}"
         changes = tuple(_changes(times, effort, time, place, known))
     return Recommendation(
-        policy="backup" if backups else "full-sync",
+        policy=BackupSync.name if backups else FullSync.name,
         quorum=place + 1,
         backups=backups,
         seconds_per_update=math.nan if kept_quorum == 0 else float(times.mean[place]),
@@ -202,18 +203,14 @@ def _batches(count: float) -> str:
 
 
 _AHEAD = 0.9995  # share of the recommended time; below it, the three digits of the table show a difference
-_WHY_NOT = {
-    "k-batch": "quick workers give several gradients of an update, slow ones none, DataParallel cannot run it",
-    "deadline": "the number of gradients in an update changes from round to round",
-}
 
 
 def why_not(others: tuple[Estimate, ...], found: Recommendation) -> list[str]:
     """A sentence for each policy without staleness that is faster than the recommendation in the table."""
     return [
         f"{one.label} is ahead in the table below, by {percent(found.time / one.time - 1.0)}, and not recommended: "
-        f"{_WHY_NOT[one.policy]}, and its figure is simulated, not measured; to try it: "
+        f"{POLICIES[one.policy].drawback}, and its figure is simulated, not measured; to try it: "
         f"quorate train --policy {one.policy} --workers {found.split}"
         for one in others
-        if one.policy in _WHY_NOT and one.time < _AHEAD * found.time
+        if POLICIES[one.policy].drawback and one.time < _AHEAD * found.time
     ]

@@ -19,10 +19,10 @@ from quorate.number_format import number, percent
 from quorate.number_format import seconds as seconds_text
 from quorate.planning.censoring import fill_in, find_regimes
 from quorate.planning.world import CANCEL, FINISH, Floats, World
+from quorate.policies import POLICIES, RoundPolicy
 from quorate.trace import Recorder, Update, feed, own_seconds, read_lenient, works_ahead
 
 #: Policies whose tickets have no rounds, for traces that do not say so themselves.
-WITHOUT_ROUNDS = ("async", "softsync", "bounded", "delayed")
 
 
 class TicketTimes(Recorder):
@@ -118,7 +118,7 @@ def world_of_trace(path: Path) -> tuple[World, str]:
             f"{source} is of a run with one worker: there is nobody to wait for and nothing to choose; "
             "record a run with two or more"
         )
-    has_rounds = header.get("rounds", header["policy"]["name"] not in WITHOUT_ROUNDS)
+    has_rounds = header.get("rounds", POLICIES.get(header["policy"]["name"], RoundPolicy).has_rounds)
     table = _by_round(tickets) if has_rounds else _by_index(tickets)
     (seconds, observed, transfer, span), workers = _without_blanks(table, tickets.workers, source, notes)
     real = header["engine"]["name"] != "simulated"

@@ -11,7 +11,7 @@ from quorate.policies.adaptive import AdaptiveBackup
 from quorate.policies.arrival_groups import ArrivalPolicy
 from quorate.policies.asynchronous import Async
 from quorate.policies.backup_sync import BackupSync
-from quorate.policies.base import LATE_WORK, Policy
+from quorate.policies.base import LATE_WORK, Flag, Policy
 from quorate.policies.bounded_staleness import BoundedStaleness
 from quorate.policies.deadline import Deadline
 from quorate.policies.delayed import Delayed
@@ -30,6 +30,7 @@ __all__ = [
     "BoundedStaleness",
     "Deadline",
     "Delayed",
+    "Flag",
     "FullSync",
     "KBatchSync",
     "Policy",

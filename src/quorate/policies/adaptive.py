@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from typing import ClassVar
 
 from quorate.errors import BadInput, check_at_least
 from quorate.events import Action, Choose, SetTimer, Ticket
@@ -19,6 +20,7 @@ from quorate.policies.arrival_times import (
     times_of,
     waits,
 )
+from quorate.policies.base import Flag
 from quorate.policies.rounds import TimedRoundPolicy
 
 MEMORY_ROUNDS, MEMORIES = 400, 4  # rounds remembered for a number of live workers; numbers of live workers remembered
@@ -42,16 +44,22 @@ class AdaptiveBackup(TimedRoundPolicy):
     later arrivals. So now and then a round looks further: it waits for later arrivals as long as that may be worth it.
 
     noise_scale: in samples, if it is known beforehand; otherwise it is estimated from the gradients.
-    least: the smallest quorum.
+    min_quorum: the smallest quorum.
     explore: share of the progress that looking further may cost.
     (Xu et al., 2020, "Dynamic backup workers"; Dutta et al., 2018, "Slow and stale gradients can win the race".)
     """
 
     name = "adaptive"
+    colour = "#882255"  # not from the palette, but distinct from all of its colours
+    flags: ClassVar = {
+        "noise_scale": Flag("Gradient noise scale in samples.", "SAMPLES", "learned"),
+        "min_quorum": Flag("The smallest quorum to choose."),
+        "explore": Flag("Share of progress that looking beyond the quorum may cost.", "SHARE"),
+    }
     wants_noise = True
 
     def __init__(
-        self, noise_scale: float | None = None, least: int = 1, explore: float = 0.02, late: str = "cancel"
+        self, noise_scale: float | None = None, min_quorum: int = 1, explore: float = 0.02, late: str = "cancel"
     ) -> None:
         super().__init__(late)
         if noise_scale is not None and not (noise_scale >= 0 and math.isfinite(noise_scale)):
@@ -59,13 +67,15 @@ class AdaptiveBackup(TimedRoundPolicy):
         if not 0 <= explore <= 0.5:
             raise BadInput(f"explore is {explore}, but it is a share of the progress, between 0 and 0.5")
         self.noise_scale = noise_scale
-        self.least = check_at_least("least", least, 1)
+        self.min_quorum = check_at_least("min_quorum", min_quorum, 1)
         self.explore = explore
 
     def check(self, workers: int) -> None:
         super().check(workers)
-        if self.least > workers:
-            raise BadInput(f"least is {self.least}, but the run has {workers} workers; lower it or add workers")
+        if self.min_quorum > workers:
+            raise BadInput(
+                f"min_quorum is {self.min_quorum}, but the run has {workers} workers; lower it or add workers"
+            )
 
     @property
     def per_update(self) -> int:
@@ -74,7 +84,7 @@ class AdaptiveBackup(TimedRoundPolicy):
 
     @property
     def needed(self) -> int:
-        return self.least
+        return self.min_quorum
 
     @property
     def quorum(self) -> int:
@@ -104,7 +114,9 @@ class AdaptiveBackup(TimedRoundPolicy):
             del self._memory[oldest]
         self._places = places_of(workers)
         self._top = len(self._places)
-        self._floor = next(place for place, count in enumerate(self._places, 1) if count >= min(self.least, workers))
+        self._floor = next(
+            place for place, count in enumerate(self._places, 1) if count >= min(self.min_quorum, workers)
+        )
         return self._start_anew("nothing is known yet")
 
     def _start_anew(self, why: str) -> str:
@@ -264,7 +276,7 @@ class AdaptiveBackup(TimedRoundPolicy):
         return 1.0 / (1.0 + self._noise / (count * self._samples))
 
     def _rates(self, careful_from: int) -> list[float]:
-        """Progress a second with each place as the quorum; 0 for a place below `least` or of unknown time."""
+        """Progress a second with each place as the quorum; 0 for a place below `min_quorum` or of unknown time."""
         times = means(gaps(self._rounds, self._top), careful_from)
         return [
             0.0 if time is None or place < self._floor else self._gain(place) / max(time, 1e-12)

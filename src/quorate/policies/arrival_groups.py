@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from quorate.events import Action, Apply, Start, Ticket
-from quorate.policies.base import Policy, without
+from quorate.policies.base import Flag, Policy, without
 
 
 class ArrivalPolicy(Policy):
     """Every `per_update` arrivals make a version, whichever versions they read; a worker goes on at once."""
 
+    flags: ClassVar = {"staleness_weights": Flag("Scale gradients by 1/staleness.")}
     #: Scale each gradient by 1/staleness (Zhang et al., 2016), so that the stalest count least.
     staleness_weights: bool = False
 

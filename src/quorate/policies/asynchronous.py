@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from quorate.errors import check_at_least
 from quorate.events import Action, Apply, Drop, Ticket
 from quorate.policies.arrival_groups import ArrivalPolicy
-from quorate.policies.base import without
+from quorate.policies.base import Flag, without
 
 
 class Async(ArrivalPolicy):
@@ -16,6 +18,8 @@ class Async(ArrivalPolicy):
     """
 
     name = "async"
+    colour = "#009E73"
+    flags: ClassVar = {"max_staleness": Flag("Drop what is staler than this.", default="no bound")}
     steady = True
 
     def __init__(self, max_staleness: int | None = None, staleness_weights: bool = False) -> None:

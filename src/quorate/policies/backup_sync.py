@@ -11,6 +11,7 @@ class BackupSync(RoundPolicy):
     """Quorum + backups workers compute; the first `quorum` gradients of a version make the update."""
 
     name = "backup"
+    colour = "#D55E00"
 
     def __init__(self, quorum: int, backups: int = 0, late: str = "cancel") -> None:
         super().__init__(late)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from inspect import signature
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from quorate.errors import BadInput
 from quorate.events import (
@@ -90,6 +90,18 @@ def unpack_action(packed: list[Any]) -> Action:
 LATE_WORK = ("cancel", "finish")
 
 
+class Flag(NamedTuple):
+    """The command-line option of one argument of a policy."""
+
+    help: str
+    metavar: str = "N"
+    default: str | None = None  # shown for None; without it, the argument's own default is shown
+
+
+LATE_FLAG = Flag("Late work: cancel it, or let it finish and drop it.", "|".join(LATE_WORK))
+QUORUM_FLAG = Flag("Gradients that make an update.", default="the N of N+b")
+
+
 class Policy(ABC):
     """Decides which gradients make the next version."""
 
@@ -111,6 +123,12 @@ class Policy(ABC):
     collective: ClassVar[bool] = False
     #: Whether each update takes a gradient of every worker, so that DataParallel needs no coordinator. Never inherited.
     takes_everybody: ClassVar[bool] = False
+    #: Options of the command line, by argument; `--workers N+b` sets the quorum and the backups of a policy with both.
+    flags: ClassVar[dict[str, Flag]] = {}
+    #: Its colour in all figures, from the palette of Okabe and Ito, which colour-blind readers can tell apart.
+    colour: ClassVar[str] = "#000000"
+    #: Why a plan does not recommend it where its simulation is ahead of every split.
+    drawback: ClassVar[str | None] = None
     #: `file.py:Class` and the absolute path of that file, if the class was loaded by its place.
     source: ClassVar[tuple[str, str | None] | None] = None
 
@@ -119,6 +137,7 @@ class Policy(ABC):
         own = vars(cls)
         cls.name = own.get("name") or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
         cls.takes_everybody, cls.source = own.get("takes_everybody", False), None
+        cls.flags = {name: flag for kind in reversed(cls.__mro__) for name, flag in vars(kind).get("flags", {}).items()}
 
     # ------------------------------------------------------------ configuration
 
@@ -141,6 +160,11 @@ class Policy(ABC):
             if getattr(fresh, name) != value:
                 raise BadInput(f"policy {self.name!r}: reset() changes {name!r}, an argument of __init__; rename one")
         return fresh
+
+    @classmethod
+    def waits_for_all(cls) -> bool:
+        """Whether every round waits for all workers, so that the time of each arrival is seen."""
+        return cls.has_rounds and cls.takes_everybody
 
     def delay_at(self, iteration: int) -> int:
         """How many versions back the gradients of this iteration are computed, if `takes_everybody`.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from quorate.errors import check_at_least
 from quorate.events import Action, Ticket
 from quorate.policies.arrival_groups import ArrivalPolicy
+from quorate.policies.base import Flag
 
 
 class BoundedStaleness(ArrivalPolicy):
@@ -15,6 +18,8 @@ class BoundedStaleness(ArrivalPolicy):
     """
 
     name = "bounded"
+    colour = "#E69F00"
+    flags: ClassVar = {"bound": Flag("Steps a worker may be ahead of the slowest.")}
     steady = True
 
     def __init__(self, bound: int = 3, staleness_weights: bool = False) -> None:

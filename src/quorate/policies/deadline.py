@@ -6,11 +6,11 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from quorate.errors import BadInput, check_at_least
 from quorate.events import Action, SetTimer, Ticket
-from quorate.policies.base import check_quorum
+from quorate.policies.base import QUORUM_FLAG, Flag, check_quorum
 from quorate.policies.rounds import TimedRoundPolicy
 
 WARM_UP_ROUNDS = 5  # rounds that wait for the whole quorum before a learned limit is trusted
@@ -22,16 +22,24 @@ class Deadline(TimedRoundPolicy):
 
     Without a `limit`, the policy learns it: `slack` times the time in which half of the workers usually arrive. The
     median is used because it stays known although the slowest workers are cut off, and so never timed. If time
-    is up before `minimum` arrivals (default: half the quorum) are in, the round waits for `minimum` arrivals.
+    is up before `min_quorum` arrivals (default: half the quorum) are in, the round waits for `min_quorum` arrivals.
     """
 
     name = "deadline"
+    colour = "#7F7F7F"
+    flags: ClassVar = {
+        "limit": Flag("Seconds a round lasts.", "SECONDS", "learned"),
+        "quorum": QUORUM_FLAG,
+        "min_quorum": Flag("Fewest gradients of an update when time is up.", default="half the quorum"),
+        "slack": Flag("Learned limit as a multiple of the median arrival time.", "X"),
+    }
+    drawback = "the number of gradients in an update changes from round to round"
 
     def __init__(
         self,
         limit: float | None = None,
         quorum: int | None = None,
-        minimum: int | None = None,
+        min_quorum: int | None = None,
         slack: float = 1.5,
         late: str = "cancel",
     ) -> None:
@@ -42,15 +50,15 @@ class Deadline(TimedRoundPolicy):
             raise BadInput(f"slack is {slack}, but the limit is slack times the median arrival: at least 1")
         self.limit = limit
         self.quorum = None if quorum is None else check_at_least("quorum", quorum, 1)
-        self.minimum = None if minimum is None else check_at_least("minimum", minimum, 1)
+        self.min_quorum = None if min_quorum is None else check_at_least("min_quorum", min_quorum, 1)
         self.slack = slack
 
     def check(self, workers: int) -> None:
         super().check(workers)
         quorum = workers if self.quorum is None else self.quorum
         check_quorum(quorum, workers)
-        if self.minimum is not None and self.minimum > quorum:
-            raise BadInput(f"minimum is {self.minimum}, but the quorum is {quorum}; lower the minimum")
+        if self.min_quorum is not None and self.min_quorum > quorum:
+            raise BadInput(f"min_quorum is {self.min_quorum}, but the quorum is {quorum}; lower min_quorum")
 
     @classmethod
     def from_workers(cls, quorum: int, backups: int) -> dict[str, Any]:
@@ -62,7 +70,7 @@ class Deadline(TimedRoundPolicy):
 
     @property
     def needed(self) -> int:
-        return math.ceil(self.per_update / 2) if self.minimum is None else self.minimum
+        return math.ceil(self.per_update / 2) if self.min_quorum is None else self.min_quorum
 
     def reset(self, workers: int) -> None:
         super().reset(workers)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from quorate.errors import check_at_least
 from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
-from quorate.policies.base import Policy, check_late, choose, without
+from quorate.policies.base import LATE_FLAG, Flag, Policy, check_late, choose, without
 
 
 class Delayed(Policy):
@@ -18,6 +20,12 @@ class Delayed(Policy):
     """
 
     name = "delayed"
+    colour = "#000000"
+    flags: ClassVar = {
+        "delay": Flag("Versions an update lags behind."),
+        "late": LATE_FLAG,
+        "warm_up": Flag("Updates over which the delay grows to that."),
+    }
     collective = takes_everybody = True
 
     def __init__(self, delay: int = 1, late: str = "cancel", warm_up: int = 0) -> None:

@@ -9,6 +9,7 @@ class FullSync(RoundPolicy):
     """Each update averages one gradient from every worker; the slowest sets the pace."""
 
     name = "full-sync"
+    colour = "#0072B2"
     takes_everybody = True
 
     def __init__(self) -> None:

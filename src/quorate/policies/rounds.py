@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
+from typing import ClassVar
 
 from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
-from quorate.policies.base import Policy, check_late, choose, without
+from quorate.policies.base import LATE_FLAG, Policy, check_late, choose, without
 
 
 class RoundPolicy(Policy):
@@ -17,6 +18,7 @@ class RoundPolicy(Policy):
     """
 
     has_rounds = steady = collective = True
+    flags: ClassVar = {"late": LATE_FLAG}
 
     def __init__(self, late: str = "cancel") -> None:
         self.late = check_late(late)

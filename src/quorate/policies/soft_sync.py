@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import ClassVar
 
 from quorate.errors import check_at_least
 from quorate.policies.arrival_groups import ArrivalPolicy
+from quorate.policies.base import QUORUM_FLAG
 
 
 class SoftSync(ArrivalPolicy):
-    """Apply the mean of every `gradients` arrivals; no worker waits, and no gradient is dropped."""
+    """Apply the mean of every `quorum` arrivals; no worker waits, and no gradient is dropped."""
 
     name = "softsync"
+    colour = "#CC79A7"
+    flags: ClassVar = {"quorum": QUORUM_FLAG}
 
-    def __init__(self, gradients: int, staleness_weights: bool = False) -> None:
+    def __init__(self, quorum: int, staleness_weights: bool = False) -> None:
         super().__init__(staleness_weights)
-        self.gradients = check_at_least("gradients", gradients, 1, 1_000_000)
-
-    @classmethod
-    def from_workers(cls, quorum: int, backups: int) -> dict[str, Any]:
-        return {"gradients": quorum}
+        self.quorum = check_at_least("quorum", quorum, 1, 1_000_000)
 
     @property
     def per_update(self) -> int:
-        return self.gradients
+        return self.quorum

@@ -54,10 +54,7 @@ def policy_label(policy: dict[str, Any], workers: Any) -> str:
     name = policy.get("name", "unknown policy")
     if policy.get("quorum") is not None and policy.get("backups") is not None:
         return f"{name} {policy['quorum']}+{policy['backups']}"
-    for option in ("gradients", "k", "quorum"):
-        if policy.get(option) is not None:
-            return f"{name} {policy[option]}/{workers}"
-    return f"{name} {workers}"
+    return f"{name} {workers}" if policy.get("quorum") is None else f"{name} {policy['quorum']}/{workers}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quorate.errors import BadInput, QuorateError
+from quorate.policies import POLICIES, Policy
 from quorate.reporting.comparison import VIRTUAL, ComparedRun, measure_of, seconds_are, time_to
 
 if TYPE_CHECKING:
@@ -16,18 +17,8 @@ if TYPE_CHECKING:
     from quorate.conditions import Until
 
 FORMATS = (".png", ".svg", ".pdf")
-# The palette of Okabe and Ito, which colour-blind readers can tell apart. A policy has one colour in all figures.
-COLOURS = {
-    "full-sync": "#0072B2",
-    "backup": "#D55E00",
-    "async": "#009E73",
-    "softsync": "#CC79A7",
-    "bounded": "#E69F00",
-    "k-batch": "#56B4E9",
-    "delayed": "#000000",
-    "deadline": "#7F7F7F",
-    "adaptive": "#882255",  # not from the palette, but distinct from all of its colours
-}
+#: A policy has one colour in all figures.
+COLOURS = {name: kind.colour for name, kind in POLICIES.items()}
 STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 10,
@@ -104,7 +95,7 @@ def _draw_learning(axes: Axes, outcomes: Sequence[ComparedRun], target: Until | 
             times,
             values,
             label=outcome.label,
-            color=COLOURS.get(outcome.policy, "#000000"),
+            color=COLOURS.get(outcome.policy, Policy.colour),
             linestyle=("-", (0, (4, 1.5)), (0, (1, 1)))[min(again, 2)],
             linewidth=1.4,
         )
@@ -139,22 +130,24 @@ def _curve(outcome: ComparedRun, measure: str | None) -> tuple[list[float], list
 
 
 def _timed(outcomes: Sequence[ComparedRun]) -> ComparedRun | None:
-    """The full-sync run: only there, every gradient of a round is waited for and therefore timed."""
-    return next((one for one in outcomes if one.policy == "full-sync" and one.kth_arrivals), None)
+    """The run whose rounds wait for all workers: only there, every gradient is timed."""
+    return next((one for one in outcomes if one.kth_arrivals), None)
 
 
 def _draw_arrivals(axes: Axes, timed: ComparedRun, outcomes: Sequence[ComparedRun]) -> None:
     places = list(range(1, len(timed.kth_arrivals) + 1))
     means = [sum(times) / len(times) for times in timed.kth_arrivals]
     spread = [(_quantile(times, 0.1), _quantile(times, 0.9)) for times in timed.kth_arrivals]
-    colour = COLOURS["full-sync"]
+    colour = COLOURS.get(timed.policy, Policy.colour)
     axes.fill_between(places, [low for low, _ in spread], [high for _, high in spread], color=colour, alpha=0.2, lw=0)
     axes.plot(places, means, "o-", color=colour, markersize=3.5, linewidth=1.6)
     top = max(max(high for _, high in spread), *means)
     for outcome in outcomes:
-        quorum = outcome.metrics.header["policy"].get("quorum")
-        if outcome.policy == "backup" and quorum is not None and 1 <= quorum < len(places):
-            axes.axvline(quorum, color=COLOURS["backup"], linewidth=1, linestyle=(0, (1, 2)))
+        policy = outcome.metrics.header["policy"]
+        quorum = policy.get("quorum") if "backups" in policy else None
+        if quorum is not None and 1 <= quorum < len(places):
+            colour = COLOURS.get(outcome.policy, Policy.colour)
+            axes.axvline(quorum, color=colour, linewidth=1, linestyle=(0, (1, 2)))
             axes.annotate(
                 f"quorum of\n{outcome.label}",
                 xy=(quorum, top),
@@ -162,7 +155,7 @@ def _draw_arrivals(axes: Axes, timed: ComparedRun, outcomes: Sequence[ComparedRu
                 textcoords="offset points",
                 ha="right",
                 va="top",
-                color=COLOURS["backup"],
+                color=colour,
                 fontsize=8.5,
             )
     axes.set_title(f"{timed.label}: mean and 10–90% of rounds", loc="left", fontsize=9.5)

@@ -11,6 +11,7 @@ from quorate.checkpoint import CheckpointFolder
 from quorate.coordinator import ALL_HAVE_FINISHED, DATA_USED_UP, LIMIT_REACHED
 from quorate.metrics import WorkerTotals
 from quorate.number_format import seconds
+from quorate.policies import BackupSync, FullSync
 from quorate.reporting.comparison import command_to_go_on
 from quorate.reporting.report.slowness import IN_WORDS, SLOW
 from quorate.reporting.rounds import KthMeans, Waiting
@@ -181,9 +182,8 @@ def to_go_on(path: Path, header: dict[str, Any]) -> str | None:
 def command_for(header: dict[str, Any], quorum: int, backups: int) -> str | None:
     """The command, or the line of a script, that repeats a run with another split; None if it had that split."""
     policy, engine = header["policy"], header["engine"]
-    had = policy.get("quorum") if policy["name"] == "backup" else header["workers"]
-    same_splits = (("backup", quorum, quorum + backups), ("full-sync", quorum, quorum))
-    if (policy["name"], had, header["workers"]) in same_splits:
+    same_splits = ((BackupSync.name, quorum, quorum + backups), (FullSync.name, quorum, quorum))
+    if (policy["name"], policy.get("quorum", header["workers"]), header["workers"]) in same_splits:
         return None
     if engine["name"] not in ("simulated", "local", "ray"):
         chosen = f"quorate.BackupSync({quorum}, {backups})" if backups else "quorate.FullSync()"

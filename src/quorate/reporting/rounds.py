@@ -100,8 +100,8 @@ class KthMeans:
         self._seconds, self._workers = [], []
 
     def run(self, header: dict[str, Any]) -> None:
-        policy = header.get("policy") or {}
-        self.most = next((policy[name] for name in ("quorum", "k") if isinstance(policy.get(name), int)), None)
+        quorum = (header.get("policy") or {}).get("quorum")
+        self.most = quorum if isinstance(quorum, int) else None
         if self.full.maxlen is not None:  # fewer rounds with many workers: the live view reads them twice a second
             self.full = deque(maxlen=max(4, min(self.full.maxlen, _MOST_ARRIVALS // 4 // header["workers"])))
 

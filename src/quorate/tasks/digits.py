@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from quorate.policies import Async, SoftSync
 from quorate.task import Task
 
 TEST_SHARE = 0.2
@@ -122,4 +123,4 @@ class DigitsForSoftSync(Digits):
 
 
 #: Policy -> task, for policies that need another learning rate than full sync.
-TUNED: dict[str, type[Digits]] = {"async": DigitsForAsync, "softsync": DigitsForSoftSync}
+TUNED: dict[str, type[Digits]] = {Async.name: DigitsForAsync, SoftSync.name: DigitsForSoftSync}

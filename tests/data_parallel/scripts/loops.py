@@ -66,7 +66,7 @@ def counting(worker: int, workers: int, policy: quorate.Policy) -> dict[str, Any
 
 def losing(worker: int, workers: int) -> dict[str, Any]:
     """A DistributedSampler under a quorum, and a meeting after each epoch."""
-    model, optimizer = wrapped(quorate.BackupSync(workers - 1, 1), trace=Path(sys.argv[1]) / "losing")
+    model, optimizer = wrapped(quorate.BackupSync(workers - 1, 1), out=Path(sys.argv[1]) / "losing")
     data = TensorDataset(torch.randn(60, 4))
     sampler: Any = DistributedSampler(data)
     loader = DataLoader(data, batch_size=3, sampler=sampler)
@@ -136,7 +136,7 @@ def main() -> None:
     policies = {
         "backup": quorate.BackupSync(workers - 1, 1),
         "finish": quorate.BackupSync(workers - 1, 1, late="finish"),
-        "deadline": quorate.Deadline(limit=0.005, minimum=1),
+        "deadline": quorate.Deadline(limit=0.005, min_quorum=1),
         "full": quorate.FullSync(),
         "delayed": quorate.Delayed(2),
     }

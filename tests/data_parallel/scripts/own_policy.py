@@ -45,7 +45,7 @@ def train(policy: quorate.Policy | str, folder: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    model = quorate.DataParallel(net, optimizer, policy, trace=folder, check_every=1, patience_s=20.0)
+    model = quorate.DataParallel(net, optimizer, policy, out=folder, check_every=1, patience_s=20.0)
     used = []
     for _ in range(40):
         optimizer.zero_grad()

@@ -107,7 +107,7 @@ def cases(workers: int) -> Iterator[tuple[str, quorate.Policy, dict[str, Any]]]:
     yield "finish", quorate.BackupSync(workers - 1, 1, late="finish"), {"loading": two, "slow": 1}
     yield "first", quorate.BackupSync(1, workers - 1), {"loading": two, "slow": 1}
     yield "all", quorate.BackupSync(workers, 0), {"loading": two}
-    yield "deadline", quorate.Deadline(limit=0.005, minimum=1), {"loading": two, "slow": 1}
+    yield "deadline", quorate.Deadline(limit=0.005, min_quorum=1), {"loading": two, "slow": 1}
     yield "adaptive", quorate.AdaptiveBackup(), {"loading": two, "slow": 1}
     yield "full", quorate.FullSync(), {"loading": two}
     yield "full-plain", quorate.FullSync(), {}

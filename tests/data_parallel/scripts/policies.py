@@ -37,7 +37,7 @@ POLICIES: dict[str, Callable[[int], quorate.Policy]] = {
     "backup 0": lambda workers: quorate.BackupSync(workers, 0),
     "backup 1": lambda workers: quorate.BackupSync(workers - 1, 1),
     "backup 1, late work finished": lambda workers: quorate.BackupSync(workers - 1, 1, late="finish"),
-    "deadline": lambda workers: quorate.Deadline(limit=0.02, minimum=1),
+    "deadline": lambda workers: quorate.Deadline(limit=0.02, min_quorum=1),
     "adaptive": lambda workers: quorate.AdaptiveBackup(),
 }
 

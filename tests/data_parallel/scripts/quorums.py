@@ -60,7 +60,7 @@ class Case:
         module = net()
         self.optimizer = torch.optim.SGD(module.parameters(), lr=1.0, momentum=0.9)
         self.model = quorate.DataParallel(
-            module, self.optimizer, policy, trace=folder / name, check_every=1, patience_s=LIMIT_S, **options
+            module, self.optimizer, policy, out=folder / name, check_every=1, patience_s=LIMIT_S, **options
         )
         self.seen: dict[str, Any] = {"receipts": [], "used": {}, "late": []}
         self._store: Any = dist.distributed_c10d._get_default_store()
@@ -128,7 +128,7 @@ def straggler(folder: Path, worker: int, name: str, policy: quorate.Policy) -> d
 
 def adapting(folder: Path, worker: int) -> dict[str, Any]:
     """A quorum that follows what is seen: worker 2 is always slow, and the policy may wait for it or not."""
-    case = Case(folder, "adaptive", quorate.AdaptiveBackup(least=1))
+    case = Case(folder, "adaptive", quorate.AdaptiveBackup(min_quorum=1))
     train(case, worker, 25, late_at=lambda number: False, slow_s=0.005 if worker == 2 else 0.0)
     return case.end()
 
@@ -223,9 +223,9 @@ def cases(folder: Path, worker: int) -> Iterator[tuple[str, Callable[[], dict[st
     backup, backup_finish = quorate.BackupSync(2, 1), quorate.BackupSync(2, 1, late="finish")
     yield "cancel", lambda: straggler(folder, worker, "cancel", backup)
     yield "finish", lambda: straggler(folder, worker, "finish", backup_finish)
-    deadline = quorate.Deadline(limit=0.02, minimum=1)
+    deadline = quorate.Deadline(limit=0.02, min_quorum=1)
     yield "deadline", lambda: straggler(folder, worker, "deadline", deadline)
-    deadline_finish = quorate.Deadline(limit=0.02, minimum=2, late="finish")
+    deadline_finish = quorate.Deadline(limit=0.02, min_quorum=2, late="finish")
     yield "deadline-finish", lambda: straggler(folder, worker, "deadline-finish", deadline_finish)
     yield "nan", lambda: refusing(folder, worker)
     yield "adaptive", lambda: adapting(folder, worker)

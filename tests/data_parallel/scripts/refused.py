@@ -74,7 +74,7 @@ def cases(worker: int, folder: Path) -> dict[str, Callable[[], Any]]:
         "lbfgs": lambda: _model(one, optimizer=lbfgs),
         "frozen": lambda: _model(frozen, optimizer=other),
         "sparse": sparse,
-        "trace": lambda: _model(net(), trace=folder / "taken"),
+        "out": lambda: _model(net(), out=folder / "taken"),
         "check_every": lambda: _model(net(), check_every=0),
         "clip_norm": lambda: _model(net(), clip_norm=-1.0),
         "bucket_bytes": lambda: _model(net(), bucket_bytes=-5),

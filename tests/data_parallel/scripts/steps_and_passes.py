@@ -96,7 +96,7 @@ def cases(workers: int) -> Iterator[tuple[str, quorate.Policy, int, bool, bool]]
     yield "first", quorate.BackupSync(1, workers - 1), 0, False, False
     yield "all", quorate.BackupSync(workers, 0), 0, False, False
     yield "finish", quorate.BackupSync(workers - 1, 1, late="finish"), 0, False, False
-    yield "deadline", quorate.Deadline(limit=0.005, minimum=1), 0, False, True
+    yield "deadline", quorate.Deadline(limit=0.005, min_quorum=1), 0, False, True
     yield "full", quorate.FullSync(), 0, False, False
 
 

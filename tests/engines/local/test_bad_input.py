@@ -22,6 +22,7 @@ import quorate.checkpoint
 import quorate.engines.base
 import quorate.out_folder
 from quorate.engines.local import engine as local_engine
+from quorate.task import load_task
 from tests.conftest import REPOSITORY
 from tests.engines.local.checking import Watch, versions_saved
 from tests.engines.local.scripts import GUARD, NO_GUARD, OWN_TASK, READS_ARGUMENTS
@@ -72,7 +73,7 @@ def versions(folder: Path) -> list[int]:
 def test_a_loaded_task_given_as_an_object_fails_with_a_reason(tmp_path: Path) -> None:
     """Its module has no name that a worker could import."""
     (tmp_path / "my_task.py").write_text("from tests.toy_tasks import Toy\nclass Mine(Toy):\n    pass\n")
-    task = quorate.load_task(f"{tmp_path}/my_task.py:Mine")
+    task = load_task(f"{tmp_path}/my_task.py:Mine")
     sys.modules.pop(type(task).__module__)
     with pytest.raises((quorate.WorkerFailed, quorate.BadInput), match="quorate_task_my_task"):
         quorate.train(task, quorate.FullSync(), quorate.Local(2), updates=2)

@@ -96,9 +96,9 @@ TASKS: dict[str, Callable[[], Toy]] = {
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("name", TASKS)
 def test_the_bits_of_a_replay(tmp_path: Path, name: str, policy: quorate.Policy) -> None:
-    task, learning = TASKS[name](), quorate.Learning(ema=0.9, clip_norm=None if "plain" in name else 0.5)
+    task, learning = TASKS[name](), {"ema": 0.9, "clip_norm": None if "plain" in name else 0.5}
     engine = quorate.Local(3, latency="shifted-exp:0.0003,0.0006")
-    result = quorate.train(task, policy, engine, epochs=2, out=tmp_path / "run", learning=learning)
+    result = quorate.train(task, policy, engine, epochs=2, out=tmp_path / "run", **learning)
     replayed = quorate.replay(tmp_path / "run", task).result
     assert replayed.digest == result.digest
     assert result.averaged is not None and replayed.averaged is not None

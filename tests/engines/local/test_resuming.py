@@ -70,19 +70,19 @@ class Scheduled(Toy):
         super().__init__(dropout_net, optimizer, schedule=schedule)
 
 
-CASES: dict[str, tuple[Toy, quorate.Policy, quorate.Learning]] = {
-    "plain SGD": (Scheduled(plain_sgd, steps), quorate.FullSync(), quorate.Learning()),
-    "momentum, one cycle": (Scheduled(sgd, one_cycle), quorate.FullSync(), quorate.Learning(ema=0.8)),
-    "AMSGrad, sequence": (Scheduled(amsgrad, warmup_then_cosine), quorate.Async(), quorate.Learning(clip_norm=0.5)),
-    "RMSprop": (Scheduled(rmsprop), quorate.KBatchSync(3), quorate.Learning(ema=0.5, clip_norm=1.0)),
-    "two groups": (Scheduled(two_groups, steps), quorate.SoftSync(2), quorate.Learning()),
+CASES: dict[str, tuple[Toy, quorate.Policy, dict[str, float]]] = {
+    "plain SGD": (Scheduled(plain_sgd, steps), quorate.FullSync(), {}),
+    "momentum, one cycle": (Scheduled(sgd, one_cycle), quorate.FullSync(), {"ema": 0.8}),
+    "AMSGrad, sequence": (Scheduled(amsgrad, warmup_then_cosine), quorate.Async(), {"clip_norm": 0.5}),
+    "RMSprop": (Scheduled(rmsprop), quorate.KBatchSync(3), {"ema": 0.5, "clip_norm": 1.0}),
+    "two groups": (Scheduled(two_groups, steps), quorate.SoftSync(2), {}),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_worker_resumed_is_one_worker_undisturbed(tmp_path: Path, name: str) -> None:
     task, policy, learning = CASES[name]
-    whole = quorate.train(task, policy, quorate.Local(1), updates=30, learning=learning, seed=3)
+    whole = quorate.train(task, policy, quorate.Local(1), updates=30, **learning, seed=3)
     with pytest.raises(Stopped):
         quorate.train(
             task,
@@ -90,7 +90,7 @@ def test_one_worker_resumed_is_one_worker_undisturbed(tmp_path: Path, name: str)
             quorate.Local(1),
             updates=30,
             out=tmp_path / "run",
-            learning=learning,
+            **learning,
             seed=3,
             checkpoint_every=4,
             on_progress=stop_at(15),
@@ -117,7 +117,7 @@ POLICIES = [
     quorate.BoundedStaleness(1),
     quorate.KBatchSync(4),
     quorate.Delayed(2),
-    quorate.Deadline(limit=0.02, minimum=1),
+    quorate.Deadline(limit=0.02, min_quorum=1),
 ]
 
 

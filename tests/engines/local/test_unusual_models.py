@@ -102,11 +102,9 @@ def test_a_replay_has_the_same_parameters(task: type[Toy], tmp_path: Path) -> No
 
 
 def test_two_threads_and_clipping_replay_alike(tmp_path: Path) -> None:
-    learning = quorate.Learning(clip_norm=0.01)
+    learning = {"clip_norm": 0.01}
     engine = quorate.Local(1, threads=2)
-    result = quorate.train(
-        Toy(wide, slow_sgd), quorate.FullSync(), engine, updates=5, learning=learning, out=tmp_path / "run"
-    )
+    result = quorate.train(Toy(wide, slow_sgd), quorate.FullSync(), engine, updates=5, **learning, out=tmp_path / "run")
     assert quorate.replay(tmp_path / "run", Toy(wide, slow_sgd)).result.digest == result.digest
 
 

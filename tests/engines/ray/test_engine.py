@@ -53,10 +53,10 @@ def run(engine: quorate.Engine, policy: quorate.Policy, **more: Any) -> tuple[qu
 def test_fixed_arrivals_give_the_decisions_and_parameters_of_the_other_engines(tmp_path: Path) -> None:
     """Clipping and averaging too, which on two shards take the word of both."""
     policy = quorate.BackupSync(2, 1)
-    learning = quorate.Learning(clip_norm=0.5, ema=0.9)
-    on_ray, ours = run(quorate.Ray(WORKERS, shards=2, latency=FIXED), policy, learning=learning, out=tmp_path / "run")
-    local, theirs = run(quorate.Local(WORKERS, latency=FIXED), policy, learning=learning)
-    simulated, on_paper = run(quorate.Simulated(WORKERS, FIXED), policy, learning=learning)
+    learning = {"clip_norm": 0.5, "ema": 0.9}
+    on_ray, ours = run(quorate.Ray(WORKERS, shards=2, latency=FIXED), policy, **learning, out=tmp_path / "run")
+    local, theirs = run(quorate.Local(WORKERS, latency=FIXED), policy, **learning)
+    simulated, on_paper = run(quorate.Simulated(WORKERS, FIXED), policy, **learning)
     assert ours == theirs == on_paper
     assert on_ray.digest == local.digest  # the same arithmetic, so the same bits
     assert on_ray.averaged is not None and local.averaged is not None and simulated.averaged is not None

@@ -105,7 +105,7 @@ def _uses_a_graph(engine: quorate.Simulated) -> bool:
 def _train(task: Any, policy: quorate.Policy, graphs: bool, together: bool | None = None, **learning: Any) -> str:
     workers = 1 if isinstance(policy, quorate.Delayed) else 5
     engine = quorate.Simulated(workers, "shifted-exp:1,1", device=DEVICE, graphs=graphs, together=together)
-    result = quorate.train(task, policy, engine, updates=60, learning=quorate.Learning(**learning))
+    result = quorate.train(task, policy, engine, updates=60, **learning)
     return learner.digest(result.parameters)
 
 
@@ -148,7 +148,7 @@ def test_a_round_as_a_graph_has_the_bits_of_a_plain_one(
     traces = []
     for graphs in (True, False):
         engine = quorate.Simulated(workers, "shifted-exp:1,1", device=DEVICE, graphs=graphs, together=True)
-        options: dict[str, Any] = {"learning": quorate.Learning(**learning), "out": tmp_path / str(graphs)}
+        options: dict[str, Any] = {**learning, "out": tmp_path / str(graphs)}
         result = quorate.train(Toy(_normed, optimizer), policy, engine, updates=60, evaluate_every=20, **options)
         assert _uses_a_graph(engine) == graphs
         header, *lines = (tmp_path / str(graphs) / "trace.jsonl").read_text().splitlines()

@@ -8,7 +8,7 @@ import pytest
 
 import quorate
 from quorate.events import Parts, Ticket
-from quorate.network import parse_network
+from quorate.network import Network, parse_network
 from quorate.trace import Update
 
 POLICIES = [
@@ -153,7 +153,7 @@ def test_wrong_shards_are_refused_with_what_to_write(text: str, says: str) -> No
 @pytest.mark.parametrize("shards", [0, -1, 2.0, True, "8"])
 def test_a_network_of_code_is_checked_too(shards: Any) -> None:
     with pytest.raises(quorate.BadInput, match="at least 1"):
-        quorate.Network(server_bandwidth=1e9, shards=shards)
+        Network(server_bandwidth=1e9, shards=shards)
 
 
 @pytest.mark.parametrize(

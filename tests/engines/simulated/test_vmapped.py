@@ -84,10 +84,7 @@ def _arithmetic(result: quorate.Result) -> str:
 @pytest.mark.parametrize("learning", LEARNING, ids=repr)
 @pytest.mark.parametrize("make", [batch_norm_net, _pictures], ids=["batch norm", "pictures"])
 def test_a_vmapped_run_is_the_plain_run(make: Any, policy: quorate.Policy, learning: dict[str, float]) -> None:
-    plain, batched = (
-        _run(Toy(make, plain_sgd), policy, together, learning=quorate.Learning(**learning))
-        for together in (False, True)
-    )
+    plain, batched = (_run(Toy(make, plain_sgd), policy, together, **learning) for together in (False, True))
     assert _arithmetic(plain) == "kept" and _arithmetic(batched) == "vmapped"
     assert plain.metrics.seconds == batched.metrics.seconds
     _assert_close(plain, batched)
@@ -100,8 +97,7 @@ def test_one_late_worker_computes_ahead(
     make: Any, policy: quorate.Delayed, learning: dict[str, float], computed: Computed
 ) -> None:
     plain, batched = (
-        _run(Toy(make, plain_sgd, samples=92), policy, together, 1, learning=quorate.Learning(**learning))
-        for together in (False, True)
+        _run(Toy(make, plain_sgd, samples=92), policy, together, 1, **learning) for together in (False, True)
     )
     assert _arithmetic(plain) == "kept" and _arithmetic(batched) == "vmapped"
     assert max(map(len, computed)) >= min(policy.delay + 1, 8)  # at the end of an epoch a smaller batch is in the way
@@ -359,9 +355,9 @@ class Huge(Toy):
 
 
 def test_a_gradient_is_finite_even_if_its_square_is_not() -> None:
-    learning = quorate.Learning(clip_norm=1.0)
+    learning = {"clip_norm": 1.0}
     plain, batched = (
-        _run(Huge(optimizer=plain_sgd), quorate.Async(), together, learning=learning) for together in (False, True)
+        _run(Huge(optimizer=plain_sgd), quorate.Async(), together, **learning) for together in (False, True)
     )
     assert _arithmetic(batched) == "vmapped" and batched.metrics.refused_tickets == 0
     _assert_close(plain, batched)
@@ -379,9 +375,9 @@ class Double(Toy):
 
 
 def test_64_bits_stay_64_bits() -> None:
-    learning = quorate.Learning(clip_norm=0.1)
+    learning = {"clip_norm": 0.1}
     plain, batched = (
-        _run(Double(optimizer=plain_sgd), quorate.Async(), together, learning=learning) for together in (False, True)
+        _run(Double(optimizer=plain_sgd), quorate.Async(), together, **learning) for together in (False, True)
     )
     assert _arithmetic(batched) == "vmapped"
     assert plain.summary["loss"] == pytest.approx(batched.summary["loss"], rel=1e-12)

@@ -41,7 +41,7 @@ def prepare(
     """Prepare the model, the optimizer and the others (data loaders, schedulers); returned in the order given.
 
     net and optimizer: not yet prepared by Accelerate.
-    options: of `quorate.DataParallel`, such as `sampler` and `trace`.
+    options: of `quorate.DataParallel`, such as `sampler` and `out`.
 
     `accelerator.backward`, `accumulate(model)`, `clip_grad_norm_`, `unwrap_model` and `save_state` work as usual. The
     result of a step is in `model.receipt`. All processes reach the same version before they gather, reduce, wait or

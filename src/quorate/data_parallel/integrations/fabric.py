@@ -30,7 +30,7 @@ class QuorateStrategy(DDPStrategy):  # type: ignore[misc]
 
     policy: as for `quorate.DataParallel`; the default is full sync.
     launch: arguments of Fabric's DDP strategy about processes, such as `start_method`.
-    options: of `quorate.DataParallel`, such as `sampler`, `clip_norm` and `trace`.
+    options: of `quorate.DataParallel`, such as `sampler`, `clip_norm` and `out`.
     """
 
     def __init__(self, policy: Policy | None = None, *, launch: dict[str, Any] | None = None, **options: Any) -> None:

@@ -31,7 +31,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     """`transformers.Trainer`, but the model is wrapped in `quorate.DataParallel`.
 
     policy: as for `DataParallel`; the default is full sync.
-    data_parallel: further options of `DataParallel`, by name, such as `trace`.
+    data_parallel: further options of `DataParallel`, by name, such as `out`.
 
     Under a quorum, processes make different numbers of iterations. So `global_step` counts updates of the model, and
     so do `max_steps` and the intervals of logging, evaluating and saving. All processes reach the same version before
@@ -45,7 +45,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._policy = FullSync() if policy is None else policy
         self._options = dict(data_parallel or {})
         self._decides = not self._policy.takes_everybody
-        if not isinstance(self._policy, FullSync) and self.args.max_grad_norm:
+        #: Whether the averaged gradient is there before the step: then transformers clips it and reports its norm.
+        self._averages_first = self._policy.takes_everybody and not self._policy.history
+        if not self._averages_first and self.args.max_grad_norm:
             self._options.setdefault("clip_norm", self.args.max_grad_norm)
         if self._decides:
             self.args.average_tokens_across_devices = False  # it would gather in every iteration
@@ -92,11 +94,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         return wrapped
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
-        """Only full sync has the averaged gradient before the step; other policies clip it later (`clip_norm`)."""
-        return super()._clip_grad_norm(model) if isinstance(self._policy, FullSync) else None
+        """If the averaged gradient is not there before the step, DataParallel clips it later (`clip_norm`)."""
+        return super()._clip_grad_norm(model) if self._averages_first else None
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        return super()._get_grad_norm(model, grad_norm) if isinstance(self._policy, FullSync) else None
+        return super()._get_grad_norm(model, grad_norm) if self._averages_first else None
 
     def _run_epoch(self, **named: Any) -> None:
         if self._decides:

@@ -74,9 +74,9 @@ def chosen_places(header: dict[str, Any]) -> list[int]:
     workers = int(header["workers"])
     if workers <= _ALL_UP_TO:
         return list(range(1, workers + 1))
-    policy = header["policy"]
+    quorum = header["policy"].get("quorum")
     wanted = {1, workers, *(round(share * workers) for share in _SHARES)}
-    wanted |= {int(policy[name]) for name in ("quorum", "k") if isinstance(policy.get(name), int)}
+    wanted |= {quorum} if isinstance(quorum, int) else set()
     return sorted(place for place in wanted if 1 <= place <= workers)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quorate.errors import BadInput
 from quorate.metrics import Curve
+from quorate.policies import FullSync
 from quorate.reporting.comparison import (
     VIRTUAL,
     ComparedRun,
@@ -70,7 +71,7 @@ _MOST_WORKERS = 256  # with more, the planner takes too long for a report
 def plan_for(runs: Sequence[Gathered]) -> tuple[dict[str, Any] | None, str | None]:
     """A plan from the most informative run (one that waited for all workers, if any), or the reason why not."""
     why: str | None = None
-    for run in sorted(runs, key=lambda run: run.header["policy"]["name"] != "full-sync"):
+    for run in sorted(runs, key=lambda run: run.header["policy"]["name"] != FullSync.name):
         made, why_not = plan_of(run.sources, run.header["workers"])
         if made is not None:
             return {**made, "run": runs.index(run)}, None

@@ -14,6 +14,7 @@ from quorate.errors import BadInput
 from quorate.events import Parts, Ticket
 from quorate.latency.step_times import PHASES, WAITING, StepTimes, is_table, read_step_times
 from quorate.metrics import Curve, Metrics
+from quorate.policies import FullSync
 from quorate.reporting.report.arrivals import Arrivals
 from quorate.reporting.report.slowness import Pace, worker_rows
 from quorate.reporting.report.timeline import CANCELLED, DROPPED, GONE, LOST, USED, HeatMap, Timeline
@@ -271,7 +272,7 @@ def _header(found: StepTimes, paths: Sequence[Path]) -> dict[str, Any]:
     return {
         **nothing,
         "label": name,
-        "policy": {"name": "full-sync"},
+        "policy": {"name": FullSync.name},
         "engine": {"name": MEASURED},
         "workers": found.workers[-1] + 1,
         "processes": len(found.workers),
