@@ -21,8 +21,7 @@ from torch.utils.data import TensorDataset
 
 import quorate
 from quorate.learner import digest
-from quorate.tasks.cifar10 import Cifar10
-from quorate.tasks.inception import Cifar10Inception
+from quorate.tasks.cifar10 import Cifar10, Cifar10Inception
 from quorate.tasks.mnist import Mnist
 from quorate.tasks.pixelcnn import PixelCnn
 

@@ -16,13 +16,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "quorate"
 FLOW = [
     ("errors", "machine", "seeds", "number_format"),
     ("measuring",),  # stands alone: it is for scripts that do not train with quorate
-    ("events", "noise", "schema", "user_code"),
+    ("events", "noise", "schema"),
     ("policies",),
+    ("user_code",),
     ("flat", "faults", "network", "latency", "task", "tasks", "ledger", "tensor_state"),
-    ("policy_loading", "checkpoint"),
+    ("checkpoint",),
     ("learner",),
     ("trace",),
-    ("conditions", "out_folder", "stopping"),
+    ("out_folder", "stopping"),
     ("engines",),
     ("coordinator", "metrics"),
     ("checkpoint_schedule",),
@@ -136,8 +137,8 @@ def test_no_public_class_name_is_used_twice() -> None:
 MOST_LINES_IN_A_FILE = 600
 SHORT_LINES = 60
 #: The project's own promise. Lower a limit when the code allows it; raise one only with a reason in the commit message.
-MOST_FILES = 200
-MOST_LINES = 37_000
+MOST_FILES = 175
+MOST_LINES = 36_500
 MOST_WITH_ONE_IMPORTER = 25
 MOST_SHORT_FILES = 9
 #: One file a policy and one file a command, however short, and imported where they are listed.

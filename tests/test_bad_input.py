@@ -12,8 +12,8 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.data_parallel.engine import check_collective
 from quorate.learner import Learning
-from quorate.policy_loading import make_policy
 from quorate.task import load_task
+from quorate.user_code import make_policy
 from tests.own_policies import FromScratch
 from tests.toy_tasks import Toy
 

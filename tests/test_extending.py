@@ -17,9 +17,9 @@ import pytest
 import quorate
 from quorate.cli import main
 from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
-from quorate.policy_loading import make_policy
 from quorate.reporting.live.state import LiveMetrics
 from quorate.trace import feed, read_header, read_trace
+from quorate.user_code import make_policy
 from tests.own_policies import FromScratch, NewestCountsMost, WarmUpBackup
 from tests.toy_tasks import Toy
 
@@ -81,7 +81,7 @@ def test_report_watch_and_plan_read_the_trace_alone(
 ) -> None:
     out = tmp_path / "run"
     quorate.train(Toy(), policy, quorate.Simulated(3, "shifted-exp:1,1"), epochs=20, out=out)
-    monkeypatch.setattr("quorate.policy_loading.code_to_run", None)  # a call would fail
+    monkeypatch.setattr("quorate.user_code.code_to_run", None)  # a call would fail
     assert main(["report", str(out), "--json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert run["policy"]["name"] == policy.name

@@ -10,8 +10,7 @@ import quorate
 from experiments.common.curves import Point, train_curve
 from experiments.common.made_up import pictures as made_up
 from experiments.inception.settings import FULL, QUICK, Length, Trial
-from quorate.tasks.cifar10 import load_cifar10
-from quorate.tasks.inception import Cifar10Inception
+from quorate.tasks.cifar10 import Cifar10Inception, load_cifar10
 
 LATENCY = "chen2016"
 #: The learning rate at the end, as a share of that at the start; the paper's 0.94 every two epochs comes to less.

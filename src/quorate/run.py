@@ -18,7 +18,6 @@ from torch import Tensor
 
 from quorate.checkpoint import CheckpointFolder
 from quorate.checkpoint_schedule import Checkpoints, checkpoints_of, warn
-from quorate.conditions import Until, parse_until
 from quorate.coordinator import LIMIT_REACHED, AfterUpdate, Coordinator
 from quorate.engines.base import Engine, Job
 from quorate.errors import BadInput, ClusterLost, LearnerLost, check_at_least
@@ -26,7 +25,7 @@ from quorate.ledger import Ledger
 from quorate.machine import waited_since
 from quorate.metrics import Metrics
 from quorate.out_folder import PARAMETERS_FILE, OutFolder, ResumedFolder
-from quorate.stopping import EvaluationCutOff, Stop
+from quorate.stopping import EvaluationCutOff, Stop, Until, parse_until
 from quorate.trace import Recorder, TraceWriter
 
 

@@ -17,7 +17,7 @@ READY_TASKS = {
     "digits": "quorate.tasks.digits:Digits",
     "mnist": "quorate.tasks.mnist:Mnist",
     "cifar10": "quorate.tasks.cifar10:Cifar10",
-    "cifar10-inception": "quorate.tasks.inception:Cifar10Inception",
+    "cifar10-inception": "quorate.tasks.cifar10:Cifar10Inception",
     "pixelcnn": "quorate.tasks.pixelcnn:PixelCnn",
     "charlm": "quorate.tasks.charlm:CharLm",
     "cartpole": "quorate.tasks.cartpole:CartPole",

@@ -34,11 +34,11 @@ from quorate.events import (
 from quorate.learner import Learning
 from quorate.ledger import Ledger, Loan
 from quorate.noise import Norms
-from quorate.policy_loading import recorded_policy
 from quorate.run import Limits, Result, RunOptions, run
 from quorate.stopping import RecordedStop
 from quorate.task import bind_task, recorded_task
 from quorate.trace import LineRecorder, norms_of, parts_of, read_header, read_trace, read_whole_header
+from quorate.user_code import recorded_policy
 
 #: Fields that only a run with gradients has.
 _LEARNED = ("loss", "norm")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from quorate.checkpoint import CheckpointFolder
-from quorate.conditions import KnownMeasure, Until, check_known
 from quorate.coordinator import DATA_USED_UP, LIMIT_REACHED
 from quorate.engines.base import Engine, Job
 from quorate.engines.local.engine import Local
@@ -21,11 +20,11 @@ from quorate.learner import Learning
 from quorate.ledger import Ledger
 from quorate.out_folder import OLD_TRACE_FILE, OutFolder, RestartedFolder, ResumedFolder, take_old_trace_back
 from quorate.policies import Policy
-from quorate.policy_loading import as_policy, recorded_policy
 from quorate.run import DEFAULT_PATIENCE_S, Limits, Progress, Result, RunOptions, run
-from quorate.stopping import Stop
+from quorate.stopping import KnownMeasure, Stop, Until, check_known
 from quorate.task import bind_task, recorded_task
 from quorate.trace import Recorder, read_whole_header
+from quorate.user_code import as_policy, recorded_policy
 
 
 def train(

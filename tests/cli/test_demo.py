@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quorate.cli.demo import SameRate, sentences
-from quorate.conditions import parse_until
 from quorate.reporting.comparison import Row
+from quorate.stopping import parse_until
 
 from .conftest import Quorate
 

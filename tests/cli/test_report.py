@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quorate.reporting.report.page import MARK
+from quorate.reporting.report.exports import MARK
 from tests.cli.conftest import Quorate
 from tests.reporting.traces import BACKUP, write
 

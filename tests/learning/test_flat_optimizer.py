@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quorate.engines.simulated.flat_optimizer import flatten_optimizer, vector_of
+from quorate.engines.simulated.model import flatten_optimizer, vector_of
 from quorate.flat import Flat
 from quorate.learner import Learner, Learning
 from quorate.task import BoundTask

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 import quorate
-from quorate.measuring import clocks
-from quorate.measuring.clocks import FORWARD, WAITING, WIDTH
+from quorate.measuring import hooks
+from quorate.measuring.hooks import FORWARD, WAITING, WIDTH
 from tests.toy_tasks import mlp
 
 
-class CountingClock(clocks.HostClock):
+class CountingClock(hooks.HostClock):
     """A clock that moves only when a test says so: a step's seconds are then exact."""
 
     time = 0.0
@@ -401,7 +401,7 @@ def test_events_of_a_gpu_are_read_when_they_are_over_and_used_again(monkeypatch:
     capturing = [False]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     FakeEvent.over, FakeEvent.made, CountingClock.time = -1.0, 0, 0.0
-    clock = clocks.clock_for(torch.device("cuda", 0))
+    clock = hooks.clock_for(torch.device("cuda", 0))
     start = clock.now()
     for step in range(1000):
         CountingClock.time += 1.0

@@ -18,8 +18,8 @@ from quorate.network import parse_network
 from quorate.planning import plan
 from quorate.planning.censoring import find_regimes
 from quorate.planning.fits import fit_laws
+from quorate.planning.plan import find_slow
 from quorate.planning.scenarios import on_network, resize
-from quorate.planning.slowness import find_slow
 from quorate.planning.updates import effort_of_iterations
 from quorate.planning.world import Floats, World
 from tests.planning.worlds import exponential, record, world

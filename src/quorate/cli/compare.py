@@ -32,11 +32,11 @@ from quorate.cli.output import console, print_json, print_table, what_next
 from quorate.cli.policy_options import choose_policies, label, parse_workers
 from quorate.cli.progress import Reporter, reporter
 from quorate.cli.run_command import RunSpec, make_run_spec, run_environment
-from quorate.conditions import KnownMeasure, Until, parse_until
 from quorate.errors import BadInput, Diverged, LearnerLost, QuorumLost
 from quorate.policies import FullSync, Policy
 from quorate.reporting.comparison import ComparedRun, Row, csv_text, make_rows, measure_of, summary_of
 from quorate.reporting.figures import FORMATS, check_can_draw, draw_comparison, has_panels
+from quorate.stopping import KnownMeasure, Until, parse_until
 from quorate.trace import TRACE_FILE, Recorder
 
 FIGURE_FILE, TABLE_FILE, SUMMARY_FILE = "figure.png", "table.csv", "summary.json"

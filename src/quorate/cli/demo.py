@@ -25,10 +25,10 @@ from quorate.cli.output import console, print_json, print_table, what_next
 from quorate.cli.policy_options import WorkerCounts, label
 from quorate.cli.progress import Reporter, reporter
 from quorate.cli.run_command import RunSpec, make_run_spec, run_environment
-from quorate.conditions import Until, parse_until
 from quorate.policies import Async, BackupSync, FullSync, SoftSync
 from quorate.reporting.comparison import ComparedRun, Row, make_rows, summary_of
 from quorate.reporting.figures import check_can_draw, draw_comparison
+from quorate.stopping import Until, parse_until
 
 
 class SameRate(NamedTuple):

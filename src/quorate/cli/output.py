@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from quorate.conditions import Until
     from quorate.planning import Plan, Split
     from quorate.run import Result
+    from quorate.stopping import Until
 
 
 def print_json(value: Any) -> None:

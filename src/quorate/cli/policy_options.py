@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from quorate.errors import BadInput, check_at_least
 from quorate.policies import POLICIES, BackupSync, FullSync, Policy, build_policy
-from quorate.policy_loading import policy_class
 from quorate.reporting.comparison import policy_label
+from quorate.user_code import policy_class
 
 
 class WorkerCounts(NamedTuple):

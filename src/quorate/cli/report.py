@@ -54,10 +54,10 @@ def report(
     """
     import webbrowser
 
-    from quorate.conditions import parse_until
     from quorate.reporting.report.data import plan_for, report_data, without_drawings
-    from quorate.reporting.report.page import check_free, page_text, write_page
+    from quorate.reporting.report.exports import check_page_free, page_text, write_page
     from quorate.reporting.report.trace_pass import MOST_SEGMENTS, are_tables, find_runs, gather, gather_steps
+    from quorate.stopping import parse_until
 
     tables = are_tables(runs)
     found = runs if tables else find_runs(runs)
@@ -69,7 +69,7 @@ def report(
     goal = None if target is None else parse_until(target)
     file = out if out is not None or json else runs[0].with_suffix(".html") if tables else _default_file(found)
     if file is not None:
-        check_free(file, overwrite)
+        check_page_free(file, overwrite)
         _check_is_no_trace(file, found)
     elif open_page:
         raise BadInput("--open shows the page, but --json writes none; add --out FILE, or leave out one of the two")

@@ -163,8 +163,8 @@ def make_run_spec(
     subject: TaskOptions, workers: int, place: Place, patience: float, end: EndOptions, update: UpdateOptions
 ) -> RunSpec:
     """Read and check the options."""
-    from quorate.conditions import parse_until
     from quorate.learner import Learning
+    from quorate.stopping import parse_until
 
     if subject.no_gradients:
         for name in update.given():

@@ -42,8 +42,8 @@ from quorate.cli.run_command import folder_for_run, make_run_spec, resume_hint, 
 from quorate.errors import BadInput
 from quorate.faults import parse_faults
 from quorate.latency import parse_latency
-from quorate.policy_loading import recorded_policy
 from quorate.trace import TRACE_FILE, holds_nothing, read_whole_header
+from quorate.user_code import recorded_policy
 
 if TYPE_CHECKING:
     from quorate.run import Result

@@ -48,7 +48,7 @@ from quorate.errors import BadInput, QuorateError, check_at_least
 from quorate.learner import digest
 from quorate.ledger import Ledger
 from quorate.policies import FullSync, Policy
-from quorate.policy_loading import as_policy
+from quorate.user_code import as_policy
 
 #: Share of all-reduce time spent waiting for cores from which on rounds are sent after backward, not during it.
 CONTENDED = 0.45

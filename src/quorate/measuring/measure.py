@@ -26,8 +26,7 @@ from torch import nn
 
 from quorate.errors import BadInput
 from quorate.machine import core_wait_s, cores
-from quorate.measuring.clocks import COLUMNS, WIDTH, clock_for
-from quorate.measuring.hooks import StepHooks
+from quorate.measuring.hooks import COLUMNS, WIDTH, StepHooks, clock_for
 
 _CHUNK_BYTES = 1 << 19  # the store limits messages to some megabytes
 _GONE, _WHOLE, _PARTS = b"gone", b"whole", b"parts"

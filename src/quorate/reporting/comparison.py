@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from quorate.trace import works_ahead
 
 if TYPE_CHECKING:
-    from quorate.conditions import Until
     from quorate.metrics import Metrics
+    from quorate.stopping import Until
 
 
 def finite(value: Any) -> Any:

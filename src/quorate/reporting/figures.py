@@ -14,7 +14,7 @@ from quorate.reporting.comparison import VIRTUAL, ComparedRun, measure_of, secon
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from quorate.conditions import Until
+    from quorate.stopping import Until
 
 FORMATS = (".png", ".svg", ".pdf")
 #: A policy has one colour in all figures.

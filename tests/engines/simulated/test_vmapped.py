@@ -19,7 +19,7 @@ from quorate.engines.simulated import vmapped
 from quorate.engines.simulated.vmapped import Batchable, conv2d, weight_norm
 from quorate.ledger import Ledger
 from quorate.tasks.charlm import CharLm
-from quorate.tasks.inception import Cifar10Inception
+from quorate.tasks.cifar10 import Cifar10Inception
 from quorate.tasks.mnist import Mnist
 from quorate.tasks.pixelcnn import PixelCnn
 from tests.toy_tasks import Toy, adam, batch_norm_net, plain_sgd, sgd

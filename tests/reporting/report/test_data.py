@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from quorate.errors import BadInput
-from quorate.reporting.report.arrivals import Durations
 from quorate.reporting.report.data import colours, labels, plan_for, planner_section, report_data, without_drawings
+from quorate.reporting.report.slowness import Durations
 from quorate.reporting.report.timeline import KINDS, Timeline
 from quorate.reporting.report.trace_pass import find_runs, gather
 from tests.reporting.traces import BACKUP, HEADER, asynchronous, write
@@ -219,7 +219,7 @@ def test_everything_is_json_without_nan(tmp_path: Path) -> None:
 
 
 def test_target_must_be_measured(tmp_path: Path) -> None:
-    from quorate.conditions import parse_until
+    from quorate.stopping import parse_until
 
     run = write(tmp_path, BACKUP)
     assert data_of(run, target=parse_until("accuracy>=0.5"))["comparison"][0]["time_to_target_s"] == 4.0

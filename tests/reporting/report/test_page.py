@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quorate.reporting.report.data import report_data
-from quorate.reporting.report.page import json_for_script, page_text
+from quorate.reporting.report.exports import json_for_script, page_text
 from quorate.reporting.report.trace_pass import gather
 from tests.browser import DESK, PHONE, open_page
 from tests.reporting.report.test_data import PLAN

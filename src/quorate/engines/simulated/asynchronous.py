@@ -27,8 +27,7 @@ from quorate.engines.shared.update import (
     shares_of,
     takes_norms,
 )
-from quorate.engines.simulated.flat_optimizer import flatten_optimizer, vector_of
-from quorate.engines.simulated.model import Strategy, WorkerModel
+from quorate.engines.simulated.model import Strategy, WorkerModel, flatten_optimizer, vector_of
 from quorate.events import Ticket
 from quorate.flat import Flat
 from quorate.learner import all_finite, global_norm, squared_norm

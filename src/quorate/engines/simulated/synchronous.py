@@ -15,8 +15,7 @@ from quorate.engines.shared.update import Weights, noise_norms, weights_of
 from quorate.engines.simulated.asynchronous import KeptGradients
 from quorate.engines.simulated.batchnorm import batch_norm_per_group, has_batch_norm
 from quorate.engines.simulated.cuda_graphs import GradientGraph
-from quorate.engines.simulated.flat_optimizer import flatten_optimizer, vector_of
-from quorate.engines.simulated.model import Strategy, WorkerModel
+from quorate.engines.simulated.model import Strategy, WorkerModel, flatten_optimizer, vector_of
 from quorate.events import Ticket
 from quorate.learner import all_finite, global_norm, squared_norm
 from quorate.noise import EVERY, is_measured

@@ -27,7 +27,7 @@ from quorate.reporting.report.trace_pass import MEASURED, Gathered
 from quorate.trace import TRACE_FILE, works_ahead
 
 if TYPE_CHECKING:
-    from quorate.conditions import Until
+    from quorate.stopping import Until
 
 
 def run_folder(path: Path) -> Path:

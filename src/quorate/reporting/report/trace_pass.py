@@ -15,8 +15,7 @@ from quorate.events import Parts, Ticket
 from quorate.latency.step_times import PHASES, WAITING, StepTimes, is_table, read_step_times
 from quorate.metrics import Curve, Metrics
 from quorate.policies import FullSync
-from quorate.reporting.report.arrivals import Arrivals
-from quorate.reporting.report.slowness import Pace, worker_rows
+from quorate.reporting.report.slowness import Arrivals, Pace, worker_rows
 from quorate.reporting.report.timeline import CANCELLED, DROPPED, GONE, LOST, USED, HeatMap, Timeline
 from quorate.trace import TRACE_FILE, Recorder, Update, feed, own_seconds, read_lenient, works_ahead
 
