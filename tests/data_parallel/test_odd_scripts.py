@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -57,6 +58,7 @@ def test_a_schedule_goes_on_where_a_worker_sits_rounds_out() -> None:
 def test_a_dropped_gradient_counts_the_samples_of_all_its_micro_batches() -> None:
     world = World(_net, _sgd, 2, policy=BackupSync(1, 1))
     lost: list[int | None] = []
+    made = [threading.Event() for _ in range(3)]
 
     def script(process: FakeProcess) -> None:
         for iteration in range(3):
@@ -64,8 +66,10 @@ def test_a_dropped_gradient_counts_the_samples_of_all_its_micro_batches() -> Non
                 process.driver.begin(3)
                 process.net(_batch(process.worker, 4 * iteration + part)).square().mean().backward()
             if process.worker == 1:
-                time.sleep(0.3)
+                assert made[iteration].wait(60)
             receipt = process.step()
+            if process.worker == 0:
+                made[iteration].set()
             if not receipt.applied and not receipt.over:
                 lost.append(receipt.lost_samples)
 

@@ -25,7 +25,7 @@ def train(case: Case, worker: int) -> None:
     module = task.model()
     optimizer = task.optimizer(module.parameters())
     sampler = quorate.Sampler(task.data, task.batch_size)
-    model = quorate.DataParallel(module, optimizer, case.policy, sampler=sampler, trace=case.out, patience_s=30.0)
+    model = quorate.DataParallel(module, optimizer, case.policy, sampler=sampler, out=case.out, patience_s=30.0)
     loader = DataLoader(task.data, batch_sampler=sampler)
 
     def iteration(batch: object) -> None:
