@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quorate import policies
 from quorate.data_parallel.iterations import Receipt
 from quorate.data_parallel.module import DataParallel
 from quorate.data_parallel.sampler import Sampler
@@ -24,20 +25,7 @@ from quorate.errors import (
 from quorate.latency import Latency
 from quorate.measuring import measure
 from quorate.metrics import Metrics, metrics_of
-from quorate.policies import (
-    AdaptiveBackup,
-    ArrivalPolicy,
-    Async,
-    BackupSync,
-    BoundedStaleness,
-    Deadline,
-    Delayed,
-    FullSync,
-    KBatchSync,
-    Policy,
-    RoundPolicy,
-    SoftSync,
-)
+from quorate.policies import *  # noqa: F403 # a new policy is public with its line there
 from quorate.run import VERSION, Progress, Result
 from quorate.task import Task
 from quorate.trace import Recorder, read_trace
@@ -93,25 +81,15 @@ def plan(
 
 
 __all__ = [
-    "AdaptiveBackup",
-    "ArrivalPolicy",
-    "Async",
-    "BackupSync",
     "BadInput",
-    "BoundedStaleness",
     "DataParallel",
-    "Deadline",
-    "Delayed",
     "Diverged",
     "Engine",
-    "FullSync",
     "Interrupted",
-    "KBatchSync",
     "Latency",
     "LearnerLost",
     "Local",
     "Metrics",
-    "Policy",
     "PolicyFailed",
     "ProcessLost",
     "Progress",
@@ -122,10 +100,8 @@ __all__ = [
     "Recorder",
     "ReplayMismatch",
     "Result",
-    "RoundPolicy",
     "Sampler",
     "Simulated",
-    "SoftSync",
     "Task",
     "WorkerFailed",
     "__version__",
@@ -137,3 +113,4 @@ __all__ = [
     "resume",
     "train",
 ]
+__all__ += policies.__all__

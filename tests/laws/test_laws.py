@@ -26,6 +26,7 @@ from quorate.policies import (
     KBatchSync,
     Policy,
     SoftSync,
+    build_policy,
 )
 from tests.laws.chaos import Log, run_chaos
 from tests.laws.checker import LawChecker, SpreadChecker
@@ -61,7 +62,8 @@ def policies(draw: st.DrawFn) -> tuple[Policy, int]:
         noise_scale = draw(st.none() | st.floats(0, 100))
         explore = draw(st.sampled_from([0.02, 0.5]))  # rounds look further rarely or often
         return AdaptiveBackup(noise_scale, draw(st.integers(1, workers)), explore, late), workers
-    return FullSync(), workers
+    quorum = draw(st.integers(1, workers))  # a new policy, with what `--workers N+b` gives it
+    return build_policy(POLICIES[kind], POLICIES[kind].from_workers(quorum, workers - quorum)), workers
 
 
 def check(policy: Policy, workers: int, choices: list[int], *, refusals: bool = False) -> None:

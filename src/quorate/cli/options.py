@@ -15,7 +15,8 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 import typer
 
 from quorate.errors import BadInput
-from quorate.policies import POLICIES, Flag
+from quorate.policies import POLICIES
+from quorate.policies.base import Flag
 
 
 def grouped(function: Callable[..., int | None]) -> Callable[..., int | None]:

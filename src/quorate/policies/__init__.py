@@ -11,7 +11,7 @@ from quorate.policies.adaptive import AdaptiveBackup
 from quorate.policies.arrival_groups import ArrivalPolicy
 from quorate.policies.asynchronous import Async
 from quorate.policies.backup_sync import BackupSync
-from quorate.policies.base import LATE_WORK, Flag, Policy
+from quorate.policies.base import Policy
 from quorate.policies.bounded_staleness import BoundedStaleness
 from quorate.policies.deadline import Deadline
 from quorate.policies.delayed import Delayed
@@ -20,9 +20,8 @@ from quorate.policies.k_batch_sync import KBatchSync
 from quorate.policies.rounds import RoundPolicy
 from quorate.policies.soft_sync import SoftSync
 
+#: The names that `quorate` offers, too.
 __all__ = [
-    "LATE_WORK",
-    "POLICIES",
     "AdaptiveBackup",
     "ArrivalPolicy",
     "Async",
@@ -30,14 +29,11 @@ __all__ = [
     "BoundedStaleness",
     "Deadline",
     "Delayed",
-    "Flag",
     "FullSync",
     "KBatchSync",
     "Policy",
     "RoundPolicy",
     "SoftSync",
-    "build_policy",
-    "check_policy",
 ]
 
 POLICIES: dict[str, type[Policy]] = {
