@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import quorate
-from quorate.metrics import Histogram, metrics_of
+from quorate.metrics import Histogram, metrics_of, round_quorum
+from quorate.schema import with_current_names
 from quorate.trace import Recorder, TraceWriter, Update, feed, read_trace
 from tests.toy_tasks import Toy
 
@@ -130,6 +131,30 @@ def test_options_of_earlier_traces_get_their_names_of_today(
     assert old.read_text() != text
     assert next(read_trace(old))["policy"] == policy.describe()
     assert quorate.replay(old).lines == len(text.splitlines()) - 1
+
+
+def test_a_users_policy_of_the_same_name_keeps_its_options() -> None:
+    own = {"name": "deadline", "minimum": 2, "source": "my_policy.py:Deadline", "source_file": None}
+    header = {"policy": own, "engine": {"name": "simulated", "arithmetic": "abreast"}}
+    assert with_current_names(header) == {"policy": own, "engine": {"name": "simulated", "arithmetic": "vmapped"}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "quorum"),
+    [
+        (quorate.BackupSync(3, 1), 3),
+        (quorate.KBatchSync(3), 3),
+        (quorate.Deadline(quorum=3), 3),
+        (quorate.Deadline(), None),
+        (quorate.SoftSync(3), None),
+        (quorate.FullSync(), None),
+    ],
+    ids=repr,
+)
+def test_the_quorum_of_a_round(policy: quorate.Policy, quorum: int | None) -> None:
+    header = policy.header(4)
+    assert round_quorum(header) == quorum
+    assert round_quorum({"policy": header["policy"]}) == quorum  # of a trace that does not say whether it has rounds
 
 
 def test_worker_seconds_add_up() -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from quorate.events import Parts, Ticket
 from quorate.ledger import Ledger
+from quorate.policies import POLICIES, RoundPolicy
 from quorate.trace import Recorder, Update, feed, own_seconds, read_trace, works_ahead
 
 _VERSION, _SAMPLES = itemgetter(3), itemgetter(5)  # of a ticket
@@ -405,3 +406,15 @@ def metrics_of(path: Path) -> Metrics:
     metrics = Metrics()
     feed(read_trace(path), metrics)
     return metrics
+
+
+def recorded_rounds(header: dict[str, Any]) -> bool:
+    """Whether the workers of a recorded run started together on each version."""
+    rounds: bool = header.get("rounds", POLICIES.get(header["policy"]["name"], RoundPolicy).has_rounds)
+    return rounds
+
+
+def round_quorum(header: dict[str, Any]) -> int | None:
+    """The quorum of a recorded run's rounds; None without rounds, where `quorum` counts arrivals of any version."""
+    quorum = header["policy"].get("quorum")
+    return quorum if type(quorum) is int and quorum > 0 and recorded_rounds(header) else None

@@ -36,13 +36,12 @@ class OutFolder:
     trace: TraceWriter | None = None  # while the run goes on
     _made = False  # the run made the folder, so `discard` may remove it
     _elsewhere: Sequence[Callable[[], str | Path]] = (Path.cwd, tempfile.gettempdir, Path.home)
-    _argument: ClassVar[str] = "out"  # with which the user names the folder
     _files: ClassVar[tuple[str, ...]] = (TRACE_FILE, SUMMARY_FILE, PARAMETERS_FILE, CHECKPOINTS)  # of a run
 
     def __init__(self, path: Path) -> None:
         self.path = self._asked_for = path
         if path.exists() and not path.is_dir():
-            raise BadInput(f"{self._argument} is {str(path)!r}, which is a file; name a new folder")
+            raise BadInput(f"out is {str(path)!r}, which is a file; name a new folder")
         for name in self._files:
             if (path / name).exists() and not (name == TRACE_FILE and holds_nothing(path)):
                 raise BadInput(f"the folder {str(path)!r} already holds a run ({name}); name another, or move it away")
@@ -156,7 +155,6 @@ def take_old_trace_back(path: Path) -> None:
 class ScriptFolder(OutFolder):
     """The folder for the trace and summary of a script's run. The script's own checkpoints may be in it, too."""
 
-    _argument = "trace"
     _files = (TRACE_FILE, SUMMARY_FILE)
 
 

@@ -278,7 +278,7 @@ class RunRecord:
             self._trace = None
 
     def roll_back(self, folder: OutFolder) -> None:
-        """Continue in the folder of a checkpoint; only new metrics are told the past, which the others have seen."""
+        """Continue in the folder of a checkpoint; only the new metrics need the past events."""
         self.folder = folder
         self.recorders[0] = self.metrics = Metrics()
         self._behind = [self.metrics]

@@ -23,7 +23,7 @@ OLDEST = 1
 MOST_WORKERS, MOST_THREADS = 1_000_000, 1024
 #: Cancelled tickets that are remembered for an "abandon" record. A simulated worker writes none; a real one soon does.
 CANCELLED_KEPT = 100_000
-#: By policy, options in earlier traces and their names of today.
+#: By policy, the names of options in earlier traces and their current names.
 RENAMED_OPTIONS = {
     "adaptive": {"least": "min_quorum"},
     "deadline": {"minimum": "min_quorum"},
@@ -231,10 +231,14 @@ def _check_fields(record: dict[str, Any], rules: list[tuple[str, Check, str]]) -
             raise Unfit(f"has {_shown(value)} for its {name}, which must be {description}")
 
 
-def policy_of_today(policy: dict[str, Any]) -> dict[str, Any]:
-    """The policy of an earlier header, with the names that its options have today."""
-    renamed = RENAMED_OPTIONS.get(policy["name"], {})
-    return {renamed.get(option, option): value for option, value in policy.items()}
+def with_current_names(header: dict[str, Any]) -> dict[str, Any]:
+    """The header of an earlier trace with the current names. A policy of a user's, which has a source, is unchanged."""
+    policy, engine = header["policy"], header["engine"]
+    renamed = {} if "source" in policy else RENAMED_OPTIONS.get(policy["name"], {})
+    policy = {renamed.get(option, option): value for option, value in policy.items()}
+    if engine.get("arithmetic") == "abreast":
+        engine = {**engine, "arithmetic": "vmapped"}
+    return {**header, "policy": policy, "engine": engine}
 
 
 # ---------------------------------------------------------------- records in their order
@@ -255,7 +259,7 @@ class TraceCheck:
     def take(self, record: dict[str, Any]) -> None:
         """Check the next record; raises `Unfit` if it cannot follow the records before it.
 
-        The header of an earlier release gets the names that options have today.
+        A header of an earlier trace is given the current names.
         """
         event = record["event"]
         rules = _FIELDS.get(event)
@@ -271,7 +275,7 @@ class TraceCheck:
                 raise Unfit("is nested too deeply, or holds a number that is too large")
             for described in (record["engine"], record["policy"]):
                 _check_fields(described, [(name, *rule) for name, rule in _DESCRIBED.items() if name in described])
-            record["policy"] = policy_of_today(record["policy"])
+            record.update(with_current_names(record))
         else:
             if record["time"] < self._time:
                 raise Unfit(f"goes back in time, from {self._time!r} s to {record['time']!r} s")

@@ -330,7 +330,7 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text("old")
     with pytest.raises(BadInput, match=r"already holds a run \(trace.jsonl\); name another"):
         coordinator(tmp_path)
-    with pytest.raises(BadInput, match=r"trace is .* which is a file; name a new folder"):
+    with pytest.raises(BadInput, match=r"out is .* which is a file; name a new folder"):
         coordinator(tmp_path / "trace.jsonl")
 
 

@@ -69,6 +69,15 @@ def test_workers_that_shared_cores_are_said_first_and_no_split_is_foretold(
     assert lines[-2:] == ["Paste: quorate.BackupSync(6, 2)", "Or:    quorate train --workers 6+2"]
 
 
+@pytest.mark.parametrize("policy", [quorate.SoftSync(2), quorate.KBatchSync(2)], ids=repr)
+def test_a_quorum_that_may_take_several_gradients_of_a_worker_is_no_split(
+    policy: quorate.Policy, tmp_path: Path
+) -> None:
+    quorate.train(None, policy, quorate.Simulated(8, "lognormal:0.05,1"), updates=400, out=tmp_path / "run")
+    made = plan(on_a_machine(tmp_path / "run", cores=2, core_wait=0.8))
+    assert made.recommendation.is_kept and made.recommendation.split == "8+0"
+
+
 @pytest.mark.parametrize(
     ("cores", "core_wait", "latency", "is_shared"),
     [

@@ -88,8 +88,12 @@ def test_of_a_quorum_the_dropped_work_is_counted(tmp_path: Path) -> None:
     assert "Updates do not wait for it: 33% of its gradients came too late and were dropped, 2.00 s of" in slow["text"]
 
 
-def test_async_counts_missing_gradients(tmp_path: Path) -> None:
-    header = {**HEADER, "policy": {"name": "async", "max_staleness": None}, "task": None, "workers": 2}
+@pytest.mark.parametrize(
+    "policy", [{"name": "async", "max_staleness": None}, {"name": "softsync", "quorum": 1}], ids=lambda one: one["name"]
+)
+def test_without_rounds_missing_gradients_are_counted(policy: dict[str, Any], tmp_path: Path) -> None:
+    """The quorum of softsync is no quorum of a round."""
+    header = {**HEADER, "policy": policy, "task": None, "workers": 2}
     records, ticket, version = [header, join(0.0, 0), join(0.0, 1)], 0, 0
     ends: list[tuple[float, int]] = sorted(
         [(float(at), 0) for at in range(1, 13)] + [(3.0 * at, 1) for at in range(1, 5)]

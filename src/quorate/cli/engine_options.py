@@ -62,13 +62,13 @@ class RayOptions:
     ] = None
     resources: Annotated[
         str | None,
-        option(RAY_CLUSTER, "What else a worker takes of its node.", show_default="nothing", metavar="NAME=AMOUNT,…"),
+        option(RAY_CLUSTER, "Further resources of a worker.", show_default="nothing", metavar="NAME=AMOUNT,…"),
     ] = None
     shard_resources: Annotated[
         str | None,
         option(
             RAY_CLUSTER,
-            "What a shard takes, e.g. stable=1 for nodes that stay.",
+            "Resources of a shard, e.g. stable=1 for nodes that stay.",
             show_default="nothing",
             metavar="NAME=AMOUNT,…",
         ),
@@ -78,7 +78,7 @@ class RayOptions:
     ] = None
     runtime_env: Annotated[
         str | None,
-        option(RAY_CLUSTER, "What else Ray sets up on the nodes, e.g. pip packages.", metavar="FILE.json|JSON"),
+        option(RAY_CLUSTER, "Ray's runtime environment of the nodes, e.g. pip packages.", metavar="FILE.json|JSON"),
     ] = None
     wait: Annotated[
         float | None,

@@ -144,7 +144,7 @@ class EngineOptions:
         str | None,
         option(
             CLUSTER,
-            "Gradients on their way: as they are, or as bf16, half the bytes (local, ray).",
+            "Format of sent gradients: exact, or bf16 with half the bytes (local, ray).",
             show_default="fp32",
             metavar="fp32|bf16",
         ),
@@ -289,7 +289,7 @@ class UpdateOptions:
         bool | None,
         option(
             UPDATE,
-            "Compute a round as one big batch, and asynchronous gradients side by side, or worker by worker "
+            "Compute a round as one big batch, and asynchronous gradients in one call, or worker by worker "
             "(simulated).",
             "--together/--apart",
             show_default="together on a GPU",

@@ -121,6 +121,8 @@ def label(policy: Policy, workers: int) -> str:
 def flag_text(option: str, value: Any) -> str:
     """An option as the user types it."""
     flag = "--" + option.replace("_", "-")
+    if option == "together" and value is False:
+        return "--apart"
     return flag if value is True else f"{flag} {value}"
 
 

@@ -77,7 +77,8 @@ def train(
     """Train a task on worker processes of this machine, on a Ray cluster, or on simulated workers.
 
     Ctrl-C and SIGTERM end it after the update under way (or after 5 s), with a checkpoint and the command to go on.
-    A second Ctrl-C ends it at once. With --engine simulated it is quorate simulate, in virtual time.
+    A second Ctrl-C ends it at once. --engine simulated does the same as quorate simulate, which keeps no
+    checkpoints.
     """
     given = given_options(context)
     if resume is not None and holds_nothing(resume):

@@ -275,7 +275,7 @@ class LendingLedger(Ledger):
     # ------------------------------------------------------------ messages of the processes
 
     def wanted(self, worker: int, total: int, epoch: int, ask: int, ahead: bool = False) -> None:
-        """The worker's sampler wants `total` batches since the start; if there is no batch to lend, it is told so.
+        """The worker's sampler wants `total` batches since the start; if none can be lent, it gets a "none" message.
 
         ask: the number of the question, which the answer repeats.
         ahead: the worker has a batch to compute, so its loader cannot wait. Its pass ends, unless this worker is the

@@ -198,7 +198,7 @@ class ControlPlane:
             self._hub.close()
 
 
-def folder_of_this_life(out: str | Path | None) -> Path | None:
+def folder_after_restarts(out: str | Path | None) -> Path | None:
     """The folder for the trace: after a restart by torchrun a new folder beside the first one."""
     if out is None:
         return None

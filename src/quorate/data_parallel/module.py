@@ -25,7 +25,7 @@ from quorate.data_parallel.coordinator_thread import (
     ControlPlane,
     extra_of_version,
     fail_all,
-    folder_of_this_life,
+    folder_after_restarts,
     pass_on,
 )
 from quorate.data_parallel.engine import check_collective
@@ -204,7 +204,7 @@ class DataParallel(nn.Module):
             ledger,
             decides=self._decides,
             first_version=self._iterations.base,
-            out=folder_of_this_life(out),
+            out=folder_after_restarts(out),
             parameter_bytes=sum(one.numel() * one.element_size() for one in self._plane.layout.parameters),
             describe={"backend": self.processes.backend, "device": str(self._device)},
         )

@@ -347,7 +347,7 @@ class Sampler(TorchSampler[list[int]]):
         self._restored, self._first_epoch = dict(state), state.get("first_epoch", 0)
 
     def _data_facts(self) -> dict[str, int | None]:
-        """What a resumed run must have in common with the run before."""
+        """Data sizes and seed, which a resumed run must share with the interrupted one."""
         return {"samples": self.samples, "batch_size": self.per_step, "seed": self._batches.seed}
 
 

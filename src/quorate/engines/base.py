@@ -107,7 +107,7 @@ class Engine(ABC):
     def apply(self, tickets: tuple[Ticket, ...], weights: tuple[float, ...] | None, reason: str) -> Outcome:
         """Make the next version from these arrivals, summed in this order.
 
-        reason: why the policy decided so, for an engine whose processes are told.
+        reason: the reason of the decision; the collective engine sends it to its processes.
         """
 
     def now(self, time: float) -> float:

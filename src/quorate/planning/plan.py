@@ -289,7 +289,7 @@ def plan(
     what_if: Sequence[str] = (),
     seed: int = 0,
 ) -> Plan:
-    """Does the work of `quorate.plan`, whose docstring explains the arguments."""
+    """The implementation of `quorate.plan`, whose docstring explains the arguments."""
     changes = [parse_what_if(text) for text in what_if]
     if machines is not None:
         check_at_least("machines", machines, 1, MOST_MACHINES)

@@ -15,14 +15,13 @@ from quorate.errors import BadInput
 from quorate.events import Parts, Ticket
 from quorate.latency import Latency
 from quorate.latency.step_times import CORE_WAIT, CORES, PHASES, WAITING, StepTimes, read_step_times
+from quorate.metrics import recorded_rounds, round_quorum
 from quorate.number_format import number, percent
 from quorate.number_format import seconds as seconds_text
 from quorate.planning.censoring import fill_in, find_regimes
 from quorate.planning.world import CANCEL, FINISH, Floats, World
-from quorate.policies import POLICIES, RoundPolicy
+from quorate.policies import POLICIES
 from quorate.trace import Recorder, Update, feed, own_seconds, read_lenient, works_ahead
-
-#: Policies whose tickets have no rounds, for traces that do not say so themselves.
 
 
 class TicketTimes(Recorder):
@@ -118,7 +117,7 @@ def world_of_trace(path: Path) -> tuple[World, str]:
             f"{source} is of a run with one worker: there is nobody to wait for and nothing to choose; "
             "record a run with two or more"
         )
-    has_rounds = header.get("rounds", POLICIES.get(header["policy"]["name"], RoundPolicy).has_rounds)
+    has_rounds = recorded_rounds(header)
     table = _by_round(tickets) if has_rounds else _by_index(tickets)
     (seconds, observed, transfer, span), workers = _without_blanks(table, tickets.workers, source, notes)
     real = header["engine"]["name"] != "simulated"
@@ -202,14 +201,15 @@ def _core_cautions(tickets: TicketTimes) -> tuple[list[str], bool]:
         ], False
     return [
         f"{workers} workers shared {cores} core{'s' if cores > 1 else ''} and waited for one{share}. Their times show "
-        f"how the machine divides its cores, not how workers differ, so no other split can be foretold. On this "
+        f"how the machine divides its cores, not how workers differ, so no other split can be predicted. On this "
         f"machine try as many workers as cores (--workers {cores}); to plan for machines of their own, record there"
     ], True
 
 
 def _quorum_run(header: dict[str, Any], workers: int) -> int:
-    quorum = header["policy"].get("quorum")
-    return min(quorum, workers) if type(quorum) is int and quorum > 0 else workers
+    """The gradients of an update, if it takes at most one of each worker; otherwise the number of workers."""
+    kind, quorum = POLICIES.get(header["policy"]["name"]), round_quorum(header)
+    return workers if quorum is None or not (kind is None or kind.collective) else min(quorum, workers)
 
 
 def too_few(source: str, rounds: int, needed: int | None) -> BadInput:
@@ -372,7 +372,7 @@ def _cautions_of_table(found: StepTimes) -> tuple[list[str], bool]:
         ], False
     return [
         f"{number(1 / min(cores))} processes shared each core and waited for it {percent(wait)} of their time. Their "
-        "times show how the machine divides its cores, not how workers differ, so no other split can be foretold; "
+        "times show how the machine divides its cores, not how workers differ, so no other split can be predicted; "
         "measure with a core for each process, or on machines of their own"
     ], True
 

@@ -73,7 +73,7 @@ def _gap(observed: list[float], censored: list[float]) -> Gap | None:
 
 
 def _still_waiting(observed: Sequence[float], censored: Sequence[float]) -> Iterator[tuple[float, float, float]]:
-    """(share that still waits, from, until), by Kaplan and Meier; the last of these ends at infinity."""
+    """Steps of the Kaplan-Meier curve: (share still waiting, start, end). The last one ends at infinity."""
     ends = sorted([*((value, 0) for value in observed), *((value, 1) for value in censored)])
     share, last = 1.0, 0.0
     for at_risk, (value, is_censored) in zip(range(len(ends), 0, -1), ends, strict=True):

@@ -19,7 +19,7 @@ class Async(ArrivalPolicy):
 
     name = "async"
     colour = "#009E73"
-    flags: ClassVar = {"max_staleness": Flag("Drop what is staler than this.", default="no bound")}
+    flags: ClassVar = {"max_staleness": Flag("Drop gradients that are staler than N versions.", default="no bound")}
     steady = True
 
     def __init__(self, max_staleness: int | None = None, staleness_weights: bool = False) -> None:

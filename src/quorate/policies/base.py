@@ -102,6 +102,12 @@ LATE_FLAG = Flag("Late work: cancel it, or let it finish and drop it.", "|".join
 QUORUM_FLAG = Flag("Gradients that make an update.", default="the N of N+b")
 
 
+def _flags_in(kind: type) -> dict[str, Flag]:
+    """The flags that a class itself defines. An attribute of that name in a user's class may be another thing."""
+    own = vars(kind).get("flags")
+    return {name: flag for name, flag in own.items() if isinstance(flag, Flag)} if isinstance(own, dict) else {}
+
+
 class Policy(ABC):
     """Decides which gradients make the next version."""
 
@@ -123,11 +129,12 @@ class Policy(ABC):
     collective: ClassVar[bool] = False
     #: Whether each update takes a gradient of every worker, so that DataParallel needs no coordinator. Never inherited.
     takes_everybody: ClassVar[bool] = False
-    #: Options of the command line, by argument; `--workers N+b` sets the quorum and the backups of a policy with both.
+    #: Options of the command line, by argument, for the policies that come with quorate.
     flags: ClassVar[dict[str, Flag]] = {}
     #: Its colour in all figures, from the palette of Okabe and Ito, which colour-blind readers can tell apart.
+    #: A user's policy is black.
     colour: ClassVar[str] = "#000000"
-    #: Why a plan does not recommend it where its simulation is ahead of every split.
+    #: Why a plan does not recommend this policy even if its simulated time is the shortest.
     drawback: ClassVar[str | None] = None
     #: `file.py:Class` and the absolute path of that file, if the class was loaded by its place.
     source: ClassVar[tuple[str, str | None] | None] = None
@@ -137,7 +144,7 @@ class Policy(ABC):
         own = vars(cls)
         cls.name = own.get("name") or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
         cls.takes_everybody, cls.source = own.get("takes_everybody", False), None
-        cls.flags = {name: flag for kind in reversed(cls.__mro__) for name, flag in vars(kind).get("flags", {}).items()}
+        cls.flags = {name: flag for kind in reversed(cls.__mro__) for name, flag in _flags_in(kind).items()}
 
     # ------------------------------------------------------------ configuration
 

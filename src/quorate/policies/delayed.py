@@ -24,7 +24,7 @@ class Delayed(Policy):
     flags: ClassVar = {
         "delay": Flag("Versions an update lags behind."),
         "late": LATE_FLAG,
-        "warm_up": Flag("Updates over which the delay grows to that."),
+        "warm_up": Flag("Updates over which the delay grows from 0 to --delay."),
     }
     collective = takes_everybody = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from quorate.metrics import KthArrivals
+from quorate.metrics import KthArrivals, round_quorum
 from quorate.trace import Update
 
 
@@ -100,8 +100,7 @@ class KthMeans:
         self._seconds, self._workers = [], []
 
     def run(self, header: dict[str, Any]) -> None:
-        quorum = (header.get("policy") or {}).get("quorum")
-        self.most = quorum if isinstance(quorum, int) else None
+        self.most = round_quorum(header)
         if self.full.maxlen is not None:  # fewer rounds with many workers: the live view reads them twice a second
             self.full = deque(maxlen=max(4, min(self.full.maxlen, _MOST_ARRIVALS // 4 // header["workers"])))
 

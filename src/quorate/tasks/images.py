@@ -21,7 +21,7 @@ _AT_ONCE = 2000
 
 
 class ScheduledTask(Task):
-    """A task with its training data in `_train`. Its rate follows `share_of_lr`, by default `_rise_and_fall`."""
+    """A task with its training data in `_train`. `share_of_lr` multiplies the learning rate."""
 
     _train: TensorDataset
     _rise_and_fall: RiseAndCosine

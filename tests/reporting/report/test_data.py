@@ -112,9 +112,9 @@ def test_outline_adds_up_to_the_seconds_of_the_segments(run: dict[str, Any]) -> 
     timeline = run["timeline"]
     outline = timeline["outline"]
     shares, bins = base64.b64decode(outline["shares"]), outline["bins"]
-    for lane, kind in enumerate(outline["kinds"]):
+    for kind_index, kind in enumerate(outline["kinds"]):
         for row in range(3):
-            start = (lane * 3 + row) * bins
+            start = (kind_index * 3 + row) * bins
             seconds = sum(shares[start : start + bins]) / 255 * outline["width_s"]
             wanted = sum(end - begin for at, what, begin, end in segments(timeline) if (at, what) == (row, kind))
             assert seconds == pytest.approx(wanted, abs=2 * outline["width_s"]), (kind, row)

@@ -1,4 +1,4 @@
-"""Every process's end of the control plane: its connection to worker 0, and the warning of a hang that it brings."""
+"""Each process's connection to worker 0, and the hang warning that uses it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _CLOSE_S = 2.0
-#: Seconds in one call of Quorate after which a process asks the other processes.
+#: Seconds that a process waits in one quorate call before it asks the others for their state.
 LONG_S = 30.0
 
 #: The call in which the script's thread waits, and since when (time.monotonic); None if it does not wait.

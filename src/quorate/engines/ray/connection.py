@@ -314,7 +314,7 @@ def _probe(address: str) -> dict[str, Any]:
             f"RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or put the token into ~/.ray/auth_token)"
         )
     if "error" in reply:
-        raise BadInput(f"the Ray cluster at {address} does not say who it is: {reply['error']}: {reply['text']}")
+        raise BadInput(f"the Ray cluster at {address} did not describe itself: {reply['error']}: {reply['text']}")
     return reply
 
 
@@ -327,10 +327,10 @@ def _print_description(address: str) -> None:
     import os
     import sys
 
-    from ray._raylet import Config, GcsClient
-
     timeout_s = 5.0  # for each request
     try:
+        from ray._raylet import Config, GcsClient
+
         mode = os.environ.get("RAY_AUTH_MODE")
         os.environ["RAY_AUTH_MODE"] = "disabled"
         Config.initialize("")

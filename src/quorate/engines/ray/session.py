@@ -1,4 +1,4 @@
-"""Ray in this process: a cluster that is started on this machine for one run, what Ray prints, and its end."""
+"""Starts a Ray cluster on this machine for one run, forwards the output of workers, and shuts Ray down."""
 
 from __future__ import annotations
 

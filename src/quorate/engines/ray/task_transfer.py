@@ -34,7 +34,7 @@ WORTH_MAPPING_BYTES = 1_000_000
 _WIDEST_BYTES = 16  # of one element, a complex number; Ray aligns arrays to 64 bytes
 #: Mapped arrays: Ray does not reuse their memory while they live. The list stays small, since a worker has one task.
 _pinned: list[Any] = []
-_FROM_FILES = "quorate_task_"  # prefix of the modules that quorate.task makes from files
+_FROM_FILES = "quorate_task_"  # prefix of the modules that quorate.user_code makes from files
 
 
 def installed() -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Loss:
 
 @dataclass
 class OrderBook:
-    """The orders of one worker, and what is known of its process since the last start."""
+    """The orders of one worker, and the health of its current process."""
 
     number: int
     orders: deque[Order] = field(default_factory=deque)  # sent and not answered, oldest first

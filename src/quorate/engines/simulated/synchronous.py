@@ -135,7 +135,7 @@ class BigBatch(Strategy):
     `rounds_can_be_one_batch` tests that. BatchNorm still normalises every worker's batch separately. NaN and Inf are
     found when the round is applied; its gradients are then computed one by one, and the finite ones are applied.
 
-    graph: of a round of the usual size.
+    graph: the CUDA graph of a round of the usual size.
     """
 
     arithmetic = "together"

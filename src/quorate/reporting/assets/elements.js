@@ -1,5 +1,5 @@
 "use strict";
-// What the report and the live page share: HTML elements and the simplest formats.
+// Shared by the report and the live page: HTML elements and the simplest formats.
 // Text from a trace is only assigned to textContent, so it cannot become markup.
 
 const NOTHING = "–";

@@ -8,7 +8,7 @@ from statistics import median, median_low
 from typing import Any
 
 from quorate.events import Parts
-from quorate.metrics import WorkerTotals
+from quorate.metrics import WorkerTotals, round_quorum
 from quorate.reporting.rounds import KthMeans
 
 _SHORTEST_S = 1e-9  # shorter durations count as this one
@@ -77,9 +77,9 @@ def chosen_places(header: dict[str, Any]) -> list[int]:
     workers = int(header["workers"])
     if workers <= _ALL_UP_TO:
         return list(range(1, workers + 1))
-    quorum = header["policy"].get("quorum")
+    quorum = round_quorum(header)
     wanted = {1, workers, *(round(share * workers) for share in _SHARES)}
-    wanted |= {quorum} if isinstance(quorum, int) else set()
+    wanted |= set() if quorum is None else {quorum}
     return sorted(place for place in wanted if 1 <= place <= workers)
 
 
