@@ -12,8 +12,9 @@ from torch.utils.data import TensorDataset
 import quorate
 from quorate.data_parallel.engine import check_collective
 from quorate.learner import Learning
+from quorate.policies import build_policy
 from quorate.task import load_task
-from quorate.user_code import make_policy
+from quorate.user_code import policy_class
 from tests.own_policies import FromScratch
 from tests.toy_tasks import Toy
 
@@ -36,8 +37,8 @@ ENGINE = quorate.Simulated(4)
         (lambda: quorate.Deadline(limit=0), "limit is 0"),
         (lambda: quorate.Deadline(slack=0.5), "slack is 0.5"),
         (lambda: quorate.Deadline(min_quorum=0), "min_quorum is 0"),
-        (lambda: make_policy("bakcup"), "async, backup, bounded"),
-        (lambda: make_policy("async", quorum=3), "no option 'quorum'"),
+        (lambda: policy_class("bakcup"), "async, backup, bounded"),
+        (lambda: build_policy(policy_class("async"), {"quorum": 3}), "no option 'quorum'"),
         (lambda: quorate.SoftSync(10**17), "quorum is 100,000,000,000,000,000, but the limit is 1,000,000"),
         (lambda: quorate.KBatchSync(10**9), "quorum is 1,000,000,000, but the limit is 1,000,000"),
         (lambda: quorate.Simulated(10**9), "workers is 1,000,000,000, but the limit is 100,000"),

@@ -19,7 +19,7 @@ from quorate.cli import main
 from quorate.events import Action, Apply, Cancel, Drop, Start, Ticket
 from quorate.reporting.live.state import LiveMetrics
 from quorate.trace import feed, read_header, read_trace
-from quorate.user_code import make_policy
+from quorate.user_code import policy_class
 from tests.own_policies import FromScratch, NewestCountsMost, WarmUpBackup
 from tests.toy_tasks import Toy
 
@@ -123,7 +123,7 @@ def test_a_policy_file_elsewhere_is_not_run_unasked(
     page: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quorate.train(
-        "digits", make_policy("my_policy.py:WarmUpBackup", quorum=2), quorate.Simulated(2), updates=2, out="run"
+        "digits", policy_class("my_policy.py:WarmUpBackup")(quorum=2), quorate.Simulated(2), updates=2, out="run"
     )
     with (page / "my_policy.py").open("a", encoding="utf-8") as file:
         file.write("\nopen(__file__ + '.ran', 'w').close()\n")
@@ -133,7 +133,7 @@ def test_a_policy_file_elsewhere_is_not_run_unasked(
     assert not (page / "my_policy.py.ran").exists()
     given = quorate.replay(page / "run", policy=f"{page / 'my_policy.py'}:WarmUpBackup", gradients=False)
     assert given.lines > 2 and (page / "my_policy.py.ran").exists()
-    assert quorate.replay(page / "run", policy=make_policy(f"{page}/my_policy.py:WarmUpBackup", quorum=1)).gradients
+    assert quorate.replay(page / "run", policy=policy_class(f"{page}/my_policy.py:WarmUpBackup")(quorum=1)).gradients
 
 
 def test_a_script_replays_its_own_policy_without_running_twice(page: Path) -> None:

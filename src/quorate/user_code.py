@@ -145,11 +145,6 @@ def policy_class(name: str) -> type[Policy]:
     return kind
 
 
-def make_policy(name: str, **options: Any) -> Policy:
-    """The policy of that name, or of the class in `file.py:Class` or `package.module:Class`, with these arguments."""
-    return build_policy(policy_class(name), options)
-
-
 def as_policy(given: Any) -> Policy:
     """A policy given as an object, a class or a name."""
     if isinstance(given, str):

@@ -12,7 +12,7 @@ import pytest
 import quorate
 from quorate.engines.base import Engine
 from quorate.policies import POLICIES
-from quorate.user_code import make_policy
+from quorate.user_code import policy_class
 from tests.own_policy_run import DECISIONS, OPTIONS, POLICY, as_decisions, check_run, copy_policy, data_of, printed_by
 
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_none_of_quorates() -> None:
-    assert make_policy(POLICY, quorum=2).name not in POLICIES
+    assert policy_class(POLICY)(quorum=2).name not in POLICIES
 
 
 @pytest.mark.usefixtures("warm")
@@ -51,7 +51,7 @@ def test_its_run_goes_on_from_a_checkpoint(folder: Path, capsys: pytest.CaptureF
     "engine", [quorate.Simulated(3, "shifted-exp:1,1"), quorate.Local(3)], ids=lambda one: one.name
 )
 def test_a_run_by_function(folder: Path, engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    policy = make_policy(POLICY, quorum=2, warm_up=3)
+    policy = policy_class(POLICY)(quorum=2, warm_up=3)
     quorate.train("digits", policy, engine, updates=40, out="run")
     check_run(folder / "run", capsys)
 

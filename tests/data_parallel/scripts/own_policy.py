@@ -16,7 +16,7 @@ from torch import nn
 
 import quorate
 from quorate.events import Action, Apply
-from quorate.user_code import make_policy
+from quorate.user_code import policy_class
 from tests.data_parallel.scripts.meeting import meet
 from tests.own_policies import WarmUpBackup
 from tests.own_policy_run import POLICY
@@ -64,7 +64,7 @@ def main() -> None:
     seen: dict[str, Any] = {}
     cases = {
         "own": WarmUpBackup(2, warm_up=3),
-        "by-file": make_policy(f"{folder / POLICY}", quorum=2, warm_up=3),
+        "by-file": policy_class(f"{folder / POLICY}")(quorum=2, warm_up=3),
         "not-full": NotFull(),
         "by-name": "full-sync",
         "weighing": Weighing(2),
