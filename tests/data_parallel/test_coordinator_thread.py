@@ -245,6 +245,34 @@ def test_what_a_script_measures_is_in_the_trace(tmp_path: Path) -> None:
     assert coordinator.metrics.summary()["evaluation"] == {"accuracy": 0.9}
 
 
+def test_what_a_script_measures_after_the_run_is_over_is_in_the_trace(tmp_path: Path) -> None:
+    """Worker 0 has ended, so there is no quorum any more; worker 1 evaluates before it ends."""
+    hub = PlayedHub(2)
+    coordinator = start_coordinator(quorate.FullSync(), hub, decides=True, out=tmp_path)
+    for worker in range(2):
+        hub.say(worker, "arrived", version=0)
+    coordinator.version_made(1, 0.1)
+    hub.say(0, "finished")
+    assert [hub.told[1].get(timeout=LONG_S)["kind"] for _ in range(2)] == ["go", "over"]
+    hub.say(1, "record", version=1, measures={"accuracy": 0.9})
+    hub.say(1, "finished")
+    records = close_and_look(coordinator, tmp_path)
+    assert [record["event"] for record in records[-2:]] == ["evaluate", "end"]
+    assert records[-2]["measures"] == {"accuracy": 0.9}
+
+
+@pytest.mark.parametrize("last", ["lost", "silence"])
+def test_nobody_waits_for_the_measures_of_a_process_that_is_gone(last: str, tmp_path: Path) -> None:
+    hub = PlayedHub(2)
+    coordinator = start_coordinator(quorate.FullSync(), hub, decides=True, out=tmp_path)
+    hub.say(0, "finished")
+    assert hub.told[1].get(timeout=LONG_S)["kind"] == "over"
+    if last == "lost":
+        hub.say(1, "lost", why="worker 1 died")
+    records = close_and_look(coordinator, tmp_path, wait_s=LONG_S if last == "lost" else 0.1)
+    assert records[-1]["event"] == "end" and records[-1]["reason"] != CLOSED
+
+
 def test_a_run_that_is_closed_early_has_an_end(tmp_path: Path) -> None:
     hub = PlayedHub(2)
     coordinator = start_coordinator(quorate.FullSync(), hub, decides=True, out=tmp_path)

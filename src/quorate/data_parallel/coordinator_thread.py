@@ -136,6 +136,8 @@ class CoordinatorThread:
         )
         try:
             time = coordinator.run()
+            if coordinator.why_over != CLOSED:
+                self._engine.hear_last_measures()
             self._record.end(time, coordinator, self._engine, self._engine.digest())
         except ProcessLost as lost:  # all processes know; the trace has no end record, like any interrupted run
             self.error = lost

@@ -133,6 +133,23 @@ class CollectiveEngine(Engine):
         """End the run when all decisions so far are carried out, without telling the processes."""
         self._inbox.put((monotonic(), 0, {"kind": "end", "why": why}))
 
+    def hear_last_measures(self) -> None:
+        """When the run is over: take in the measures that processes still send, until all have finished.
+
+        A script may evaluate after its last step, while the run is over because others have finished.
+        """
+        left = self._live.keys() - self._tickets.finished.keys()
+        while left:
+            received = self._next_message(None)
+            assert received is not None
+            _, worker, message = received
+            if message["kind"] in ("end", "lost"):
+                return
+            if message["kind"] == "record":
+                self._handle(*received)
+            elif message["kind"] == "finished":
+                left.discard(worker)
+
     # ------------------------------------------------------------ tickets
 
     def start(self, ticket: Ticket) -> None:
