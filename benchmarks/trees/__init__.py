@@ -1,0 +1,1 @@
+"""Did a change make quorate slower? The same cases in two checkouts."""
