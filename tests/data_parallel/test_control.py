@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -205,6 +205,26 @@ def test_a_process_that_dies_after_it_finished_is_missed() -> None:
         links[1].link.send("finished")
         links[1].link._connection.sock.shutdown(socket.SHUT_RDWR)
         assert "died" in links[0].failure()
+
+
+@pytest.mark.parametrize("slow", ["_gone", "_disconnect"])
+def test_worker_0_that_aborts_and_closes_its_hub_at_once_is_missed(monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
+    """On a busy machine its main thread may close the hub before the hub's thread has dealt with its lost link."""
+    real = getattr(Hub, slow)
+
+    def slowly(hub: Hub, *given: Any) -> None:
+        if slow == "_gone":
+            sleep(0.3)
+        real(hub, *given)
+        sleep(0.3)
+
+    monkeypatch.setattr(Hub, slow, slowly)
+    monkeypatch.setattr("quorate.data_parallel.control.link._CLOSE_S", 0.1)
+    with gathered(3) as (hub, links):
+        links[0].link.close()
+        hub.close()
+        for link in links[1:]:
+            assert link.failure().startswith(f"worker 0 (pid {os.getpid()} on {socket.gethostname()}) died")
 
 
 def test_a_stopped_process_is_missed_after_the_patience(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class Hub:
     def lose(self, worker: int, why: str) -> None:
         """End the run for all processes because of this worker. Only the first loss counts: it causes later ones."""
         with self._lock:
-            if self._has_lost or self._close_by is not None:
+            if self._has_lost:
                 return
             self._has_lost = True
         self.inbox.put((monotonic(), worker, {"kind": "lost", "why": why}))
@@ -229,9 +229,10 @@ class Hub:
         return True
 
     def _gone(self, peer: _Peer, why: str) -> None:
-        self._disconnect(peer)
+        # Report the loss before the connection closes: worker 0's own link then lets its process close the hub.
         if peer.worker is not None and not peer.has_said_goodbye:
             self.lose(peer.worker, why)
+        self._disconnect(peer)
 
     def _disconnect(self, peer: _Peer) -> None:
         with self._lock:
