@@ -36,13 +36,23 @@ class Trial:
 
 @dataclass(frozen=True)
 class Method:
-    """A policy on so many workers, with the rates to begin with. dashed: to tell two of one colour apart."""
+    """A policy on so many workers, with the rates to begin with.
+
+    dashed: to tell two of one colour apart.
+    panel: where its curve is drawn, if not in every panel.
+    """
 
     name: str
     policy: quorate.Policy
     workers: int
     rates: tuple[float, ...]
     dashed: bool = False
+    panel: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name in figures: a split alone does not say what it is."""
+        return f"backup {self.name}" if self.policy.name == "backup" else self.name
 
     @property
     def colour(self) -> str:

@@ -8,47 +8,54 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.common.curves import Point
-from experiments.common.drawing import band, figure_in
+from experiments.common.drawing import figure_in, in_words, outer_legend, seeds
 from experiments.common.race import Method, Race, Trial
-from experiments.common.race_tables import unit_of
+from experiments.common.race_tables import smoothed, unit_of
 from experiments.common.trials import Found
 
 #: This share of a curve is not shown in full.
-_BEGINNING = 0.05
+_BEGINNING = 0.1
 
 
 def draw_curves(race: Race, found: Found[Trial, Point], file: Path) -> None:
-    count, unit = len(race.latencies), unit_of(race)
-    with figure_in(file, 1, count, (4.4 * count + 1.6, 3.8)) as drawn:
-        panels = [drawn] if count == 1 else list(drawn)
-        for axes, latency in zip(panels, race.latencies, strict=True):
-            lowest, highest = math.inf, -math.inf
+    """A panel for each latency, or for each group of methods: medians as thick lines, seeds as thin ones."""
+    groups = list(dict.fromkeys(method.panel for method in race.methods if method.panel)) or [""]
+    panels = [(latency, group) for latency in race.latencies for group in groups]
+    unit = unit_of(race)
+    with figure_in(file, 1, len(panels), 4.0, squeeze=False, sharey=True) as drawn:
+        for axes, (latency, group) in zip(drawn[0], panels, strict=True):
             for method in race.methods:
-                curves = race.curves(method.name, found, latency)
+                curves = race.curves(method.name, found, latency) if method.panel in ("", group) else []
                 if curves:
-                    lines = [[(point.seconds / unit.seconds, point.measure) for point in curve] for curve in curves]
-                    band(axes, lines, method.colour, method.name, linestyle=_line(method))
-                    lowest, highest = _limits(race, curves, lowest, highest)
+                    lines = [
+                        [(point.seconds / unit.seconds, point.measure) for point in smoothed(curve, race.last)]
+                        for curve in curves
+                    ]
+                    seeds(axes, lines, method.colour, method.title, linestyle=_line(method))
             for target in race.all_targets(found, latency):
-                axes.axhline(target, color="#AAAAAA", lw=0.7, ls=":")
-            if lowest < highest:
-                room = 0.05 * (highest - lowest)
-                axes.set_ylim(lowest - room, highest + room)
+                axes.axhline(target, color="#777777", lw=0.9, ls=":", label="targets" if axes is drawn[0][-1] else None)
             axes.set_xlim(0, 1.02 * race.seconds / unit.seconds)
-            axes.set_xlabel(f"{unit.name}, virtual")
-            axes.set_title(latency)
-        panels[0].set_ylabel(race.unit)
-        panels[-1].legend(frameon=False, fontsize=8)
+            axes.set_xlabel(f"virtual {unit.name}")
+            axes.set_title(f"{group}, {in_words(latency)}" if group else in_words(latency))
+        drawn[0][0].set_ylim(*_limits(race, found))
+        drawn[0][0].set_ylabel(race.unit + (f",\nmean of {race.last} evaluations" if race.last > 1 else ""))
+        axes.plot([], [], color="#777777", lw=0.7, label="single seeds")
+        outer_legend(drawn[0], 4)
 
 
-def _limits(race: Race, curves: list[list[Point]], lowest: float, highest: float) -> tuple[float, float]:
-    """How far an axis must go. The first minutes, and what goes wrong later, would squeeze the rest."""
-    there = [(point.seconds / race.seconds, point.measure) for curve in curves for point in curve]
-    good = [y for x, y in there if x > _BEGINNING and y == y]
-    bad = [y for x, y in there if _BEGINNING < x < 4 * _BEGINNING and y == y]
-    if race.rising:
-        return min([lowest, *bad]), max([highest, *good])
-    return min([lowest, *good]), max([highest, *bad])
+def _limits(race: Race, found: Found[Trial, Point]) -> tuple[float | None, float | None]:
+    """How far the axis goes. The first minutes, and what goes wrong later, would squeeze the rest."""
+    curves = [
+        one for latency in race.latencies for method in race.methods for one in race.curves(method.name, found, latency)
+    ]
+    there = [(point.seconds / race.seconds, point.measure) for curve in curves for point in smoothed(curve, race.last)]
+    good = [y for x, y in there if x > _BEGINNING and math.isfinite(y)]
+    bad = [y for x, y in there if _BEGINNING < x < 2 * _BEGINNING and math.isfinite(y)] or good
+    if not good or min(good) == max(good):
+        return None, None
+    best, worst = (max(good), min(bad)) if race.rising else (min(good), max(bad))
+    room = 0.05 * abs(best - worst)
+    return min(best, worst) - room, max(best, worst) + room
 
 
 class _End(NamedTuple):
@@ -64,7 +71,7 @@ def draw_shorter(race: Race, found: Found[Trial, Point], file: Path, digits: int
     """What every seed ends with, by the time that it had. What is far worse is a triangle at the edge."""
     ends = _ends(race, found)
     reference = [race.final(curve) for curve in race.curves(race.reference, found, race.latencies[0])]
-    with figure_in(file, size=(6.4, 3.8)) as axes:
+    with figure_in(file) as axes:
         if not reference:
             return
         edge = _edge(race, [end.measure for end in ends], reference)
@@ -82,15 +89,18 @@ def draw_shorter(race: Race, found: Found[Trial, Point], file: Path, digits: int
             beside = {"xytext": (8, -3), "textcoords": "offset points", "fontsize": 7, "color": colour}
             axes.annotate(", ".join(numbers), (place, edge), **beside, annotation_clip=False)
         for method, halved in sorted({(end.method, end.halved) for end in ends}, key=lambda one: _order(race, *one)):
-            axes.plot([], [], **_mark(method, halved), label=f"{method.name}, half the rate" if halved else method.name)
-        axes.axhspan(min(reference), max(reference), color="black", alpha=0.12, lw=0)
+            axes.plot(
+                [], [], **_mark(method, halved), label=f"{method.title}, half the rate" if halved else method.title
+            )
+        whole = f"{race.reference}, all of the time"
+        axes.axhspan(min(reference), max(reference), color="black", alpha=0.12, lw=0, label=whole)
         axes.set_xscale("log")
         times = sorted({end.time for end in ends})
         axes.set_xticks(times, [f"{time:.3g}" for time in times])
         axes.set_xticks([], minor=True)
         unit = unit_of(race).name
-        axes.set(xlabel=f"{unit} of training, virtual; grey: {race.reference} with all of them", ylabel=race.unit)
-        axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+        axes.set(xlabel=f"virtual {unit} of training", ylabel=f"{race.unit}, at the end")
+        outer_legend([axes], 4)
 
 
 def _ends(race: Race, found: Found[Trial, Point]) -> list[_End]:
@@ -123,7 +133,7 @@ def _order(race: Race, method: Method, halved: bool) -> tuple[bool, int]:
 
 
 def draw_tuning(race: Race, found: Found[Trial, Point], file: Path) -> None:
-    with figure_in(file) as axes:
+    with figure_in(file, height=3.6) as axes:
         drawn: list[float] = []
         for method in race.methods:
             trials, best = race.tuning(method, found)
@@ -135,17 +145,16 @@ def draw_tuning(race: Race, found: Found[Trial, Point], file: Path) -> None:
             if not points:
                 continue
             drawn += [y for _, y in points]
-            axes.plot(*zip(*points, strict=True), "o", ls=_line(method), ms=3, color=method.colour, label=method.name)
+            axes.plot(*zip(*points, strict=True), "o", ls=_line(method), ms=3, color=method.colour, label=method.title)
             if best is not None and best in found:
                 axes.plot([best.lr], [race.final(found[best])], "o", ms=8, mfc="none", color=method.colour)
         axes.set_xscale("log")
         if not race.rising and drawn and max(drawn) > 3 * min(drawn) > 0:
             axes.set_yscale("log")
-        axes.set_xlabel("learning rate; a ring is round what was chosen")
+        axes.set_xlabel("learning rate (a ring is round what was chosen)")
         unit = race.unit.removeprefix("test ")
         axes.set_ylabel(f"{unit}\nafter {unit_of(race).of(race.tuning_seconds)}, on {race.tuned_with}")
-        if drawn:
-            axes.legend(frameon=False, fontsize=8)
+        outer_legend([axes])
 
 
 def _line(method: Method) -> str:

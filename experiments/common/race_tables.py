@@ -94,11 +94,11 @@ def _time(race: Race, found: Found[Trial, Point], latency: str, curves: list[lis
 
 def seconds_to(race: Race, curves: list[list[Point]], target: float) -> list[float]:
     """Virtual seconds to a target, of those seeds that reach it, in the mean of as many measurements as the end has."""
-    points = [first_reaching(_smooth(curve, race.last), target, race.rising) for curve in curves]
+    points = [first_reaching(smoothed(curve, race.last), target, race.rising) for curve in curves]
     return [point.seconds for point in points if point is not None]
 
 
-def _smooth(curve: Sequence[Point], last: int) -> list[Point]:
+def smoothed(curve: Sequence[Point], last: int) -> list[Point]:
     """Each point with the mean of the last so many measures; those before the first mean are left out."""
     last = min(last, len(curve))
     means = [

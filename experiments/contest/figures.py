@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from experiments.common.drawing import COLOURS, figure_in
+from experiments.common.drawing import COLOURS, Tuning, figure_in, in_words, rate_grids
 from experiments.common.spread import Spread, markdown, spread_of
 from experiments.common.to_target import TUNING_SEED, Finish, finals
 from experiments.common.trials import Found
@@ -45,28 +45,34 @@ def _seconds(found: Races, trial: Trial) -> Spread:
 
 def _draw_contest(file: Path, found: Races) -> None:
     """Seconds to the target of every seed, a row for each method."""
+    from matplotlib.lines import Line2D
+
     clusters, methods = _clusters(found), _methods(found)
     sizes = sorted({machines for machines, _ in clusters})
     columns = max(sum(machines == size for machines, _ in clusters) for size in sizes)
-    shape = (2.9 * columns + 1.6, (0.23 * len(methods) + 0.7) * len(sizes) + 0.4)
-    with figure_in(file, len(sizes), columns, size=shape) as made:
-        panels = _flat(made)
-        for place, (machines, latency) in enumerate(clusters):
-            axes = panels[place]
+    height = (0.21 * len(methods) + 0.6) * len(sizes) + 0.6
+    with figure_in(file, len(sizes), columns, height, squeeze=False, sharex=True, sharey=True) as panels:
+        for axes, (machines, latency) in zip(panels.flat, clusters, strict=True):
             for row, method in enumerate(methods):
                 trial = Trial(machines, latency, method)
                 if trial in found:
                     _dots(axes, row, [one.seconds for one in finals(found[trial])], COLOURS[BY_NAME[method].family])
             axes.set_ylim(len(methods) - 0.5, -0.5)
-            axes.set_yticks(range(len(methods)), methods if place % columns == 0 else [""] * len(methods), fontsize=8)
+            axes.set_yticks(range(len(methods)), methods, fontsize=8.5)
             axes.set_xlim(0, BUDGET_S * 1.08)
-            axes.set_title(f"{machines} machines, {latency}", loc="left", fontsize=9.5)
-            if place // columns == len(sizes) - 1:
-                axes.set_xlabel(f"virtual seconds to {TARGET:.0%}")
+            axes.set_title(_title(machines, latency))
+        figure = axes.get_figure()
+        figure.supxlabel(f"virtual seconds to {TARGET:.0%} accuracy", fontsize=9.5)
+        marks = {
+            "a seed": Line2D([], [], ls="", marker="o", ms=4, color="#555555"),
+            "mean of all seeds": Line2D([], [], ls="", marker="|", ms=9, mew=1.6, color="#555555"),
+            f"some seeds were not there in {BUDGET_S:g} s": Line2D([], [], ls="", marker="x", color="#555555"),
+        }
+        figure.legend(marks.values(), marks, loc="outside upper center", ncols=len(marks), frameon=False)
 
 
-def _flat(made: Any) -> list[Any]:
-    return [made] if not hasattr(made, "ravel") else list(made.ravel())
+def _title(machines: int, latency: str) -> str:
+    return f"{machines} machines\n{in_words(LATENCIES[latency])}"
 
 
 def _dots(axes: Any, row: int, seconds: list[float], colour: str) -> None:
@@ -83,33 +89,22 @@ def _dots(axes: Any, row: int, seconds: list[float], colour: str) -> None:
 
 def _draw_tuning(file: Path, found: Races) -> None:
     """Every rate that was tried on the largest cluster of each kind."""
-    clusters = [one for one in _clusters(found) if one[0] == max(machines for machines, _ in _clusters(found))]
-    with figure_in(file, 1, len(clusters), size=(3.4 * len(clusters) + 1.6, 4.2)) as made:
-        panels = _flat(made)
-        for axes, (machines, latency) in zip(panels, clusters, strict=True):
-            seen: dict[str, int] = {}
-            for method in _methods(found):
-                trial = Trial(machines, latency, method)
-                if trial not in found:
-                    continue
-                family = BY_NAME[method].family
-                again = seen[family] = seen.get(family, -1) + 1
-                tried = sorted((row.lr, row.seconds) for row in found[trial] if row.seed == TUNING_SEED)
-                axes.plot(
-                    [lr for lr, _ in tried],
-                    [min(seconds, 1.03 * BUDGET_S) for _, seconds in tried],
-                    marker="ovs^Dxp"[again % 7],
-                    markersize=4,
-                    linewidth=0.8,
-                    color=COLOURS[family],
-                    label=method if axes is panels[-1] else None,
-                )
-            axes.set_xscale("log")
-            axes.set_ylim(0, 1.06 * BUDGET_S)
-            axes.set_xlabel("learning rate")
-            axes.set_title(f"{machines} machines, {latency}", loc="left", fontsize=9.5)
-        panels[0].set_ylabel(f"virtual seconds to {TARGET:.0%}, tuning seed (top: never)")
-        panels[-1].legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    largest = max(machines for machines, _ in _clusters(found))
+    clusters = [one for one in _clusters(found) if one[0] == largest]
+    methods = _methods(found)
+    tunings = [[_tuning(found, Trial(*one, method)) for method in methods] for one in clusters]
+    with figure_in(file, 1, len(clusters), 0.24 * len(methods) + 1.4, squeeze=False, sharex=True, sharey=True) as made:
+        rate_grids(made[0], tunings, f"virtual seconds to {TARGET:.0%} accuracy, one seed")
+        for axes, one in zip(made[0], clusters, strict=True):
+            axes.set_title(_title(*one))
+        note = f"ring: chosen by accuracy, cross: not at {TARGET:.0%} in {BUDGET_S:g} s"
+        axes.get_figure().supxlabel(f"learning rate ({note})", fontsize=9.5)
+
+
+def _tuning(found: Races, trial: Trial) -> Tuning:
+    rows = found.get(trial, [])
+    tried = [(row.lr, row.seconds if math.isfinite(row.seconds) else None) for row in rows if row.seed == TUNING_SEED]
+    return Tuning(trial.method, tried, finals(rows)[0].lr if rows else None)
 
 
 # ---------------------------------------------------------------- in words

@@ -6,12 +6,18 @@ import math
 from pathlib import Path
 from typing import Any
 
-from experiments.common.drawing import COLOURS, figure_in
+from experiments.common.drawing import COLOURS, figure_in, outer_legend
 from experiments.common.spread import markdown
 from experiments.common.to_target import Finish
 from experiments.common.trials import Found
 from experiments.frontier.results import Cell, Standing, async_over_sync, cells_of, standings, verdict
-from experiments.frontier.settings import FAMILIES, WORKERS, Trial
+from experiments.frontier.settings import FAMILIES, NOISES, WORKERS, Trial
+
+#: Noise is named after the gradients an update at which it doubles the updates.
+_NOISE_NAMES = {
+    noise: f"{name} noise (doubles at {noise:g})"
+    for noise, name in zip(NOISES, ("little", "middling", "much"), strict=True)
+}
 
 
 def draw_all(folder: Path, found: Found[Trial, Finish]) -> list[Path]:
@@ -36,20 +42,22 @@ def _noises(placed: dict[Cell, Any]) -> list[float]:
 def _draw_map(file: Path, placed: dict[Cell, dict[str, Standing]]) -> None:
     noises = _noises(placed)
     tails, spreads = sorted({cell[1] for cell in placed}), sorted({cell[2] for cell in placed})
-    with figure_in(file, 2, len(noises), size=(3.9 * len(noises) + 0.6, 6.4)) as made:
-        rows = made if len(noises) > 1 else [[one] for one in made]
-        for column, noise in enumerate(noises):
-            for row, paint in enumerate((_paint_winner, _paint_ratio)):
-                axes = rows[row][column]
+    with figure_in(file, len(noises), 2, 2.3 * len(noises) + 0.6, squeeze=False) as panels:
+        for row, noise in enumerate(noises):
+            for column, paint in enumerate((_paint_winner, _paint_ratio)):
+                axes = panels[row][column]
                 for (_, tail, spread, one), each in placed.items():
                     if one == noise:
                         paint(axes, tails.index(tail), spreads.index(spread), each)
-                _label(axes, tails, spreads, row, column)
-            rows[0][column].set_title(f"noise: doubles the updates at {noise:g} gradients", fontsize=9.5)
-            rows[1][column].set_title("async beside the best synchronous one", fontsize=9.5)
+                _label(axes, tails, spreads)
+            panels[row][0].set_ylabel(f"{_NOISE_NAMES[noise]}\nslowest worker over fastest")
+        panels[0][0].set_title("who is first")
+        panels[0][1].set_title("async beside the best synchronous policy")
+        for axes in panels[-1]:
+            axes.set_xlabel("tail of a worker's times (lognormal σ)")
 
 
-def _label(axes: Any, tails: list[float], spreads: list[float], row: int, column: int) -> None:
+def _label(axes: Any, tails: list[float], spreads: list[float]) -> None:
     axes.set_xlim(-0.5, len(tails) - 0.5)
     axes.set_ylim(-0.5, len(spreads) - 0.5)
     axes.set_xticks(range(len(tails)), [f"{tail:g}" for tail in tails])
@@ -58,10 +66,6 @@ def _label(axes: Any, tails: list[float], spreads: list[float], row: int, column
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    if row == 1:
-        axes.set_xlabel("tail of a worker's times (lognormal sigma)")
-    if column == 0:
-        axes.set_ylabel("slowest worker over fastest, always")
 
 
 def _square(axes: Any, x: int, y: int, colour: Any, alpha: float, text: str, text_colour: str) -> None:
@@ -93,37 +97,28 @@ def _paint_ratio(axes: Any, x: int, y: int, placed: dict[str, Standing]) -> None
 
 
 def _draw_times(file: Path, placed: dict[Cell, dict[str, Standing]]) -> None:
-    """Times relative to full sync, over the tail; a line for each unevenness."""
-    noises, spreads = _noises(placed), sorted({cell[2] for cell in placed})
-    with figure_in(file, 1, len(noises), size=(3.3 * len(noises) + 1.8, 3.6)) as made:
-        panels = list(made) if len(noises) > 1 else [made]
-        for axes, noise in zip(panels, noises, strict=True):
-            for place, spread in enumerate(spreads):
+    """Times relative to full sync, over the tail; a row for each unevenness, a column for each noise."""
+    noises, spreads = _noises(placed), sorted({cell[2] for cell in placed}, reverse=True)
+    looks = {"squeeze": False, "sharex": True, "sharey": True}
+    with figure_in(file, len(spreads), len(noises), 2.0 * len(spreads) + 0.9, **looks) as panels:
+        for row, spread in enumerate(spreads):
+            for axes, noise in zip(panels[row], noises, strict=True):
                 cells = sorted(cell for cell in placed if cell[2:] == (spread, noise))
                 for family in FAMILIES:
-                    if family == "full-sync":
-                        continue
                     shown = [
                         (cell[1], placed[cell]["full-sync"].seconds.mean / placed[cell][family].seconds.mean)
                         for cell in cells
                     ]
-                    axes.plot(
-                        [x for x, _ in shown],
-                        [y for _, y in shown],
-                        color=COLOURS[family],
-                        linestyle=("-", (0, (5, 2)), (0, (1, 1.5)))[min(place, 2)],
-                        marker="o",
-                        markersize=3,
-                        linewidth=1.3,
-                        label=f"{family}, {spread:g}×" if axes is panels[-1] else None,
-                    )
-            axes.axhline(1.0, color=COLOURS["full-sync"], linewidth=1)
-            axes.set_yscale("log", base=2)
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.set_title(f"noise: doubles at {noise:g} gradients", fontsize=9.5)
-            axes.set_xlabel("tail (lognormal sigma)")
-        panels[0].set_ylabel("times as soon as full sync")
-        panels[-1].legend(fontsize=7.5, frameon=False, handlelength=3, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+                    axes.plot(*zip(*shown, strict=True), "o-", ms=3.5, color=COLOURS[family], label=family)
+                axes.set_yscale("log", base=2)
+                axes.yaxis.set_major_formatter("{x:g}×")
+                axes.set_xticks(sorted({cell[1] for cell in placed}))
+            slowest = "workers alike" if spread == 1 else f"slowest takes {spread:g}×"
+            panels[row][0].set_ylabel(f"{slowest}\ntimes as soon as full sync")
+        for top, bottom, noise in zip(panels[0], panels[-1], noises, strict=True):
+            top.set_title(_NOISE_NAMES[noise])
+            bottom.set_xlabel("tail (lognormal σ)")
+        outer_legend(panels.flat)
 
 
 # ---------------------------------------------------------------- in words

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from experiments.common.curves import Point, first_reaching
-from experiments.common.drawing import band, figure_in
+from experiments.common.drawing import COLOURS, band, figure_in, outer_legend
 from experiments.common.spread import Spread, markdown, spread_of
 from experiments.common.trials import Found
 from experiments.inception.settings import ASYNC, FULL, SYNC, Trial, configurations, final_accuracy
@@ -21,7 +21,7 @@ PUBLISHED = {
     "async 106": (0.7786, 38.3),
     "async 212": (0.7752, 40.6),
 }
-_COLOURS = {53: "#0072B2", 106: "#D55E00", 212: "#009E73"}
+_LINES = {53: "-", 106: "--", 212: ":"}
 
 Curves = dict[str, list[tuple[Trial, list[Point]]]]
 
@@ -152,38 +152,48 @@ def _rates(found: Found[Trial, Point]) -> str:
     return markdown(("100+6, initial rate", "accuracy", "updates", "seeds"), rows)
 
 
+def _looks(trial: Trial) -> dict[str, str]:
+    """The colour is the policy's, the line shows how many workers there are."""
+    return {"colour": COLOURS["backup" if trial.method == "sync" else "async"], "ls": _LINES[trial.workers]}
+
+
+def _place(trial: Trial) -> tuple[int, str]:
+    """In a legend async stands beside sync on as many machines."""
+    return trial.workers, trial.method
+
+
 def _draw_curves(file: Path, finals: Curves) -> None:
-    with figure_in(file, 1, 2, (9.0, 3.8)) as (over_hours, over_epochs):
-        for name, trainings in finals.items():
-            trial = trainings[0][0]
-            looks = {"ls": "-" if trial.method == "sync" else "--", "lw": 1.4}
+    with figure_in(file, 1, 2, 4.2, sharey=True) as (over_hours, over_epochs):
+        for name, trainings in sorted(finals.items(), key=lambda item: _place(item[1][0][0])):
+            looks = _looks(trainings[0][0])
             curves = [points for _, points in trainings]
             hours = [[(point.seconds / 3600, 100 * point.measure) for point in points] for points in curves]
             epochs = [
                 [(point.samples / FULL.train_samples, 100 * point.measure) for point in points] for points in curves
             ]
-            band(over_hours, hours, _COLOURS[trial.workers], name, **looks)
-            band(over_epochs, epochs, _COLOURS[trial.workers], name, **looks)
-        over_hours.set(xscale="log", xlabel="hours of virtual time", ylabel="test accuracy, %")
+            band(over_hours, hours, name=name, **looks)
+            band(over_epochs, epochs, name=name, **looks)
+        over_hours.set(xscale="log", xlabel="virtual hours", ylabel="test accuracy, %")
+        over_hours.xaxis.set_major_formatter("{x:g}")
         over_epochs.set(xlabel="epochs of samples applied")
-        over_epochs.legend(frameon=False, fontsize=8)
+        over_epochs.xaxis.get_major_locator().set_params(integer=True)
+        outer_legend([over_epochs], 3)
 
 
 def _draw_tuning(file: Path, found: Found[Trial, Point]) -> None:
-    with figure_in(file, size=(5.6, 3.6)) as axes:
-        for one in configurations():
+    with figure_in(file) as axes:
+        for one in sorted(configurations(), key=_place):
             tried = sorted(
-                (trial.lr, final_accuracy(points))
+                (trial.lr, 100 * final_accuracy(points))
                 for trial, points in found.items()
                 if trial.is_tuning and trial.name == one.name
             )
             if tried:
-                ls = "-o" if one.method == "sync" else "--s"
-                colour = _COLOURS[one.workers]
-                axes.plot(*zip(*tried, strict=True), ls, color=colour, ms=4, lw=1.2, label=one.name)
+                looks = _looks(one)
+                axes.plot(*zip(*tried, strict=True), "o", ms=4, color=looks["colour"], ls=looks["ls"], label=one.name)
         axes.set(
             xscale="log",
             xlabel="initial learning rate",
-            ylabel="accuracy on pictures held back,\nafter the short training",
+            ylabel="accuracy on pictures held back,\nafter the short training, %",
         )
-        axes.legend(frameon=False, fontsize=8)
+        outer_legend([axes], 3)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from experiments.common.drawing import band, figure_in
+from experiments.common.drawing import PALETTE, PUBLISHED, band, figure_in, legend_under, outer_legend, shades, ticks
 from experiments.layers.profiles import PROFILES
 from experiments.layers.published import STALENESS
 from experiments.layers.study import (
@@ -26,8 +26,7 @@ from experiments.layers.timing import FORWARD
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MODE_COLOURS = {**dict(zip(MODES, PALETTE, strict=False)), ALONE: "#7F7F7F"}
+MODE_COLOURS = {**dict(zip(MODES, PALETTE, strict=False)), ALONE: PUBLISHED}
 
 
 def draw_depth(file: Path, depths: DepthsFound) -> None:
@@ -37,17 +36,17 @@ def draw_depth(file: Path, depths: DepthsFound) -> None:
     def seeds_of(*how: object) -> list[list[Staleness]] | None:
         return next((seeds for trial, seeds in found.items() if _how(trial) == how), None)
 
-    with figure_in(file, 2, 2, (9.4, 7.0)) as panels:
+    with figure_in(file, 2, 2, 8.4) as panels:
         modes, profiles, transits, spreads = panels.flat
         for mode, how in MODES.items():
             _draw_mean(modes, seeds_of(EQUAL, *how, FORWARD, 0.0, USUAL), MODE_COLOURS[mode], _HOW[mode])
         modes.set_title("how parameters are read and gradients written\n(18 layers of equal time)")
         by_layer, early = MODES["layer by layer"], MODES["written by layer"]
-        for profile, colour in zip(PROFILES, PALETTE, strict=False):
+        for profile, colour in zip((name for name in PROFILES if name != EQUAL), PALETTE, strict=False):
             _draw_mean(profiles, seeds_of(profile, *early, FORWARD, 0.0, USUAL), colour, profile)
             _draw_mean(profiles, seeds_of(profile, *by_layer, FORWARD, 0.0, USUAL), colour, "_hidden", ls=":")
-        profiles.set_title("where a step's time goes\n(lines: read at the start, dots: when needed)")
-        for transit, colour in zip((0.0, *TRANSITS), PALETTE, strict=False):
+        profiles.set_title("where a step's time goes\n(lines: read at the start, dotted: when needed)")
+        for transit, colour in zip((0.0, *TRANSITS), shades(1 + len(TRANSITS)), strict=True):
             name = f"{transit:.0%} of a step each way" if transit else "no transit"
             _draw_mean(transits, seeds_of(INCEPTION, *by_layer, FORWARD, transit, USUAL), colour, name)
         transits.set_title("time in transit\n(Inception v3's times, read when needed)")
@@ -59,8 +58,7 @@ def draw_depth(file: Path, depths: DepthsFound) -> None:
             _draw_published(axes, with_range=axes is spreads)
             axes.set(xlabel="layer of 18 (18: next to the loss)", ylim=(0, 65 if axes is spreads else 45))
             axes.set_xticks([1, 6, 12, 18])
-            where = "upper right" if axes is spreads else "lower left"
-            axes.legend(frameon=True, facecolor="white", edgecolor="none", framealpha=0.85, fontsize=7.5, loc=where)
+            legend_under(axes, 1 if axes is modes else 2)
         for axes in (modes, transits):
             axes.set_ylabel("staleness in updates")
 
@@ -73,7 +71,7 @@ _HOW = {
 }
 
 
-def _draw_mean(axes: Axes, seeds: list[list[Staleness]] | None, colour: str, name: str, ls: str = "-") -> None:
+def _draw_mean(axes: Axes, seeds: list[list[Staleness]] | None, colour: Any, name: str, ls: str = "-") -> None:
     if seeds is not None:
         band(axes, _curves(seeds), colour, name, ls=ls)
 
@@ -114,7 +112,7 @@ def _draw_published(axes: Axes, with_range: bool) -> None:
 
 def draw_training(file: Path, trainings: TrainingsFound) -> None:
     """Left the tuning, right accuracy over updates at each mode's best rate."""
-    with figure_in(file, 1, 2, (9.2, 3.8)) as (rates, curves):
+    with figure_in(file, 1, 2) as (rates, curves):
         for mode, colour in MODE_COLOURS.items():
             tried = sorted(
                 (trial.lr, points[-1].test_loss)
@@ -128,9 +126,7 @@ def draw_training(file: Path, trainings: TrainingsFound) -> None:
                 lines = [[(float(point.update), 100 * point.accuracy) for point in points] for points in found]
                 band(curves, lines, colour, mode)
         rates.set(xlabel="learning rate", ylabel="test loss at the end", xscale="log", title="tuning, one seed")
-        ticks = sorted({trial.lr for trial in trainings if trial.seed == 0})
-        rates.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
-        rates.minorticks_off()
-        rates.legend(frameon=False, fontsize=8)
+        tried_rates = sorted({trial.lr for trial in trainings if trial.seed == 0})
+        ticks(rates, "x", tried_rates)
         curves.set(xlabel="updates", ylabel="test accuracy, %", title="each at its best rate")
-        curves.legend(frameon=False, fontsize=8, loc="lower right")
+        outer_legend([rates])

@@ -14,11 +14,11 @@ _SYNC_RATES = (1e-4, 2e-4, 4e-4, 8e-4)
 
 FULL = Race(
     methods=(
-        Method("async 16", quorate.Async(), 16, (1.25e-5, 2.5e-5, 5e-5, 1e-4), dashed=True),
-        Method("async 8", quorate.Async(), 8, (2.5e-5, 5e-5, 1e-4, 2e-4)),
+        Method("async 16", quorate.Async(), 16, (1.25e-5, 2.5e-5, 5e-5, 1e-4), dashed=True, panel="async"),
+        Method("async 8", quorate.Async(), 8, (2.5e-5, 5e-5, 1e-4, 2e-4), panel="async"),
         Method(ONE, quorate.FullSync(), 1, _SYNC_RATES),
-        Method("7+1", quorate.BackupSync(7, 1), 8, _SYNC_RATES),
-        Method("15+1", quorate.BackupSync(15, 1), 16, _SYNC_RATES, dashed=True),
+        Method("7+1", quorate.BackupSync(7, 1), 8, _SYNC_RATES, panel="sync with a backup"),
+        Method("15+1", quorate.BackupSync(15, 1), 16, _SYNC_RATES, dashed=True, panel="sync with a backup"),
     ),
     latencies=("chen2016",),
     seconds=20_000.0,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.bowl import expected_updates, noise_of
-from experiments.common.drawing import figure_in
+from experiments.common.drawing import figure_in, in_words, legend_under, outer_legend, shades
 from experiments.common.spread import markdown, spread_of
 from experiments.common.trials import Found
 from experiments.rate.racing import Arrival, Run
@@ -25,7 +25,6 @@ from experiments.rate.results import (
 )
 from experiments.rate.settings import GRID_NOISE, LATENCY, NOISES, SIZES, TAILS, Timed, Trial
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
 Races = Found[Trial, Run]
 
 
@@ -49,15 +48,15 @@ def _series(found: Races) -> list[tuple[str, float]]:
 
 
 def _draw_updates(file: Path, found: Races) -> None:
-    with figure_in(file, 1, 2, size=(8.8, 3.9)) as (bowl, digits):
-        for place, (task, noise) in enumerate(_series(found)):
+    with figure_in(file, 1, 2, 4.6) as (bowl, digits):
+        series = _series(found)
+        for (task, noise), colour in zip(series, shades(len(series)), strict=True):
             axes = bowl if task == "bowl" else digits
             measured = {n: one for n, one in updates_by_quorum(found, task, noise).items() if math.isfinite(one.mean)}
             if not measured:
                 continue
-            colour = PALETTE[place]
             quorums = list(measured)
-            of_noise = f"noise doubles at {noise:g}: " if task == "bowl" else ""
+            of_noise = f"noise doubles at N = {noise:g}: " if task == "bowl" else ""
             law = fitted({quorum: one.mean for quorum, one in measured.items()})
             axes.errorbar(
                 quorums,
@@ -79,15 +78,15 @@ def _draw_updates(file: Path, found: Races) -> None:
                 linewidth=1.2,
                 linestyle=(0, (2, 2)),
             )
-        for axes, title in ((bowl, "bowl; line: exact, dashed: S(1 + D/N)"), (digits, "digits; dashed: S(1 + D/N)")):
+        titles = ("noisy bowl (line: exact, dashed: S (1 + D/N))", "digits (dashed: S (1 + D/N))")
+        for axes, title in zip((bowl, digits), titles, strict=True):
             axes.set_xscale("log", base=2)
             axes.set_yscale("log", base=2)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.set_xlabel("N: gradients that make an update")
-            axes.set_title(title, loc="left")
-            if axes.get_legend_handles_labels()[1]:
-                axes.legend(fontsize=7.5, frameon=False)
+            axes.set_title(title)
+            legend_under(axes, 1)
         bowl.set_ylabel("updates to the target")
 
 
@@ -96,16 +95,17 @@ def _draw_updates(file: Path, found: Races) -> None:
 
 def _draw_backups(file: Path, found: Races, kth: Kth) -> None:
     """Left, updates do not depend on b; right, what b buys, as n grows."""
-    with figure_in(file, 1, 2, size=(8.8, 3.7)) as (left, right):
+    with figure_in(file, 1, 2, 4.4) as (left, right):
         ratios = updates_over_none(found, GRID_NOISE)
         numbers = sorted({backups for _, backups in ratios})
-        for place, quorum in enumerate(sorted({quorum for quorum, _ in ratios})):
+        quorums = sorted({quorum for quorum, _ in ratios})
+        for place, (quorum, colour) in enumerate(zip(quorums, shades(len(quorums)), strict=True)):
             left.plot(
                 [numbers.index(b) + 0.05 * (place - 4) for n, b in ratios if n == quorum],
                 [ratio for (n, _), ratio in ratios.items() if n == quorum],
                 "o",
                 markersize=4,
-                color=PALETTE[place % len(PALETTE)],
+                color=colour,
                 label=f"N = {quorum}",
             )
         for b in numbers:
@@ -115,24 +115,27 @@ def _draw_backups(file: Path, found: Races, kth: Kth) -> None:
         left.set_ylim(0.88, 1.12)
         left.set_xticks(range(len(numbers)), [str(b) for b in numbers])
         left.set_xlabel("b: backups beside N (black: mean over N, 95 %)")
-        left.set_ylabel("updates, over those without backups")
-        left.legend(fontsize=7.5, ncols=4, frameon=False, loc="lower center")
-        for place, size in enumerate(size for size in SIZES if (LATENCY, size) in kth):
+        left.set_ylabel("updates to the target\nover those without backups")
+        left.set_title("updates: b does not count")
+        legend_under(left, 4)
+        sizes = [size for size in SIZES if (LATENCY, size) in kth]
+        for size, colour in zip(sizes, shades(len(sizes)), strict=True):
             gains = gain_of_backups(kth[LATENCY, size], _law(GRID_NOISE).updates)
             right.plot(
                 [100 * b / size for b, _ in gains],
                 [gain for _, gain in gains],
                 marker=".",
                 markersize=4,
-                linewidth=1,
-                color=PALETTE[place],
+                linewidth=1.2,
+                color=colour,
                 label=f"{size} workers",
             )
         right.set_xlim(-0.5, 40)
         right.set_ylim(bottom=0.7)
-        right.set_xlabel(f"backups, % of all workers ({LATENCY})")
+        right.set_xlabel("backups, % of all workers")
         right.set_ylabel("times as soon as without backups")
-        right.legend(fontsize=7.5, frameon=False)
+        right.set_title(f"time: {in_words(LATENCY)}")
+        legend_under(right, 3)
 
 
 def _quorum(trial: Trial) -> int:
@@ -147,26 +150,23 @@ def _law(noise: float) -> Law:
 def _draw_choice(file: Path, kth: Kth) -> None:
     """The best b against n, for several tails and noises."""
     tails = [tail for tail in TAILS if any(latency == tail for latency, _ in kth)]
-    with figure_in(file, 1, max(2, len(tails)), size=(2.6 * max(2, len(tails)) + 0.6, 3.4)) as panels:
-        for axes, tail in zip(panels, tails, strict=False):
+    noises = (*NOISES, math.inf)
+    with figure_in(file, 2, 2, 5.8, sharex=True, sharey=True) as panels:
+        for axes, tail in zip(panels.flat, tails, strict=False):
             sizes = [size for size in SIZES if (tail, size) in kth]
-            for place, noise in enumerate((*NOISES, math.inf)):
+            for noise, colour in zip(noises, shades(len(noises)), strict=True):
                 choices = [best_backups(kth[tail, size], _effort(noise)) for size in sizes]
-                name = "noise dominates" if math.isinf(noise) else f"noise doubles at {noise:g}"
-                axes.plot(sizes, [one.backups for one in choices], "o-", markersize=3, color=PALETTE[place], label=name)
-                axes.fill_between(
-                    sizes,
-                    [one.low for one in choices],
-                    [one.high for one in choices],
-                    color=PALETTE[place],
-                    alpha=0.15,
-                    lw=0,
-                )
-            axes.set_title(tail, loc="left", fontsize=9)
+                name = "noise dominates" if math.isinf(noise) else f"noise doubles the updates at N = {noise:g}"
+                axes.plot(sizes, [one.backups for one in choices], "o-", ms=3, color=colour, label=name)
+                lowest, highest = [one.low for one in choices], [one.high for one in choices]
+                axes.fill_between(sizes, lowest, highest, color=colour, alpha=0.15, lw=0)
+            axes.set_title(in_words(tail))
+        for axes in panels[-1]:
             axes.set_xlabel("n: all workers")
-            axes.set_ylim(bottom=0)
-        panels[0].set_ylabel("best b (band: within 1 %)")
-        panels[0].legend(fontsize=7.5, frameon=False)
+        for axes in panels[:, 0]:
+            axes.set_ylabel("best number of backups\n(band: within 1 %)")
+        panels[0][0].set_ylim(bottom=0)  # of all panels
+        outer_legend(panels.flat, 2)
 
 
 def _effort(noise: float) -> Any:

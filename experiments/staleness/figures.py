@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.common.curves import Point
-from experiments.common.drawing import figure_in
+from experiments.common.drawing import PUBLISHED, REPAIR_COLOURS, Tuning, figure_in, outer_legend, rate_grids, ticks
 from experiments.common.trials import Found
-from experiments.staleness.settings import METHODS, Length, Trial, tuning_of
-from experiments.staleness.tables import PAPER, Outcome, outcomes, summary
+from experiments.staleness.settings import GUESSING, METHODS, Length, Trial, final_error, trainings_of, tuning_of
+from experiments.staleness.tables import PAPER, summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = {
-    "none": "#7F7F7F",
-    "ramp": "#E69F00",
-    "clip": "#009E73",
-    "rate": "#0072B2",
-    "ramp and rate": "#D55E00",
+    "none": REPAIR_COLOURS["none"],
+    "ramp": REPAIR_COLOURS["warm-up"],
+    "clip": REPAIR_COLOURS["clipping"],
+    "rate": REPAIR_COLOURS["own rate"],
+    "ramp and rate": REPAIR_COLOURS["warm-up and own rate"],
 }
 _NAMES = {
     "none": "no repair",
@@ -28,103 +30,107 @@ _NAMES = {
     "rate": "a rate of its own",
     "ramp and rate": "ramp and own rate",
 }
+_PAPER = "Chen et al. (2016)"
 
-Made = dict[tuple[str, int], Outcome]
+Trainings = dict[tuple[str, int], list[float]]
+"""Test errors of the seeds, in per cent, by method and staleness."""
 
 
 def draw_all(folder: Path, found: Found[Trial, Point], length: Length) -> list[Path]:
     """Every figure and table; gives the files that were written."""
-    made = outcomes(found, length)
+    errors = _errors(found, length)
     files = [folder / name for name in ("staleness.png", "repairs.png", "tuning.png", "summary.md")]
-    with figure_in(files[0], size=(6.4, 4.2)) as axes:
-        _draw_staleness(axes, made, length)
-    with figure_in(files[1], size=(6.4, 3.6)) as axes:
-        _draw_repairs(axes, made, length)
-    with figure_in(files[2], size=(6.4, 3.8)) as axes:
-        _draw_tuning(axes, found, length)
+    _draw_staleness(files[0], errors, length)
+    _draw_repairs(files[1], errors, length)
+    _draw_tuning(files[2], found, length)
     files[3].write_text(summary(found, length))
     return files
 
 
-def _draw_staleness(axes: Axes, made: Made, length: Length) -> None:
-    for method in ("none", "ramp and rate"):
-        there = [staleness for staleness in length.stalenesses if (method, staleness) in made]
-        _draw_points(axes, list(map(float, there)), [made[method, staleness] for staleness in there], method, "-")
-    axes.plot(
-        list(PAPER),
-        list(PAPER.values()),
-        color="black",
-        ls="--",
-        marker="D",
-        ms=4,
-        label="Chen et al. (2016), from their figure",
-    )
-    axes.set(xlabel="staleness, updates", ylabel="test error, %")
-    _set_error_scale(axes)
-    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8)
+def _errors(found: Found[Trial, Point], length: Length) -> Trainings:
+    errors: Trainings = {}
+    for method in METHODS:
+        for staleness in length.stalenesses_of(method):
+            trials = trainings_of(staleness, method, found, length) or []
+            seeds = [100 * final_error(found[trial]) for trial in trials if trial in found]
+            if seeds:
+                errors[method, staleness] = seeds
+    return errors
 
 
-def _draw_repairs(axes: Axes, made: Made, length: Length) -> None:
-    for place, method in enumerate(METHODS):
-        there = [at for at, staleness in enumerate(length.repaired) if (method, staleness) in made]
-        beside = 0.14 * (place - (len(METHODS) - 1) / 2)
-        _draw_points(
-            axes, [at + beside for at in there], [made[method, length.repaired[at]] for at in there], method, ""
+def _draw_staleness(file: Path, errors: Trainings, length: Length) -> None:
+    """What no repair, the paper's repair and the best one give, and what the paper has."""
+    with figure_in(file, height=4.4) as axes:
+        for method in ("none", "ramp and rate", "clip"):
+            there = [staleness for staleness in length.stalenesses if (method, staleness) in errors]
+            medians = [statistics.median(errors[method, staleness]) for staleness in there]
+            axes.plot(there, medians, color=_COLOURS[method], label=_NAMES[method])
+            for staleness in there:
+                _draw_seeds(axes, staleness, errors[method, staleness], method)
+        axes.plot(*zip(*PAPER.items(), strict=True), color=PUBLISHED, ls="--", marker="D", ms=4, label=_PAPER)
+        axes.set(xlabel="staleness, updates (a dot is a seed, a line goes through the medians)", ylabel="test error, %")
+        _set_error_scale(axes)
+        outer_legend([axes])
+
+
+def _draw_repairs(file: Path, errors: Trainings, length: Length) -> None:
+    """What each repair gives where all were tried."""
+    with figure_in(file, height=3.8) as axes:
+        for place, method in enumerate(METHODS):
+            axes.plot([], [], "o", ms=5, color=_COLOURS[method], label=_NAMES[method])
+            for at, staleness in enumerate(length.repaired):
+                beside = 0.14 * (place - (len(METHODS) - 1) / 2)
+                _draw_seeds(axes, at + beside, errors.get((method, staleness), []), method)
+        for at, staleness in enumerate(length.repaired):
+            if staleness in PAPER:
+                axes.hlines(PAPER[staleness], at - 0.42, at + 0.42, color=PUBLISHED, ls="--", lw=1.2, label=_PAPER)
+        axes.set_xticks(range(len(length.repaired)), [str(staleness) for staleness in length.repaired])
+        axes.set(
+            xlabel="staleness, updates", ylabel="test error of each seed, %", xlim=(-0.5, len(length.repaired) - 0.5)
         )
-    for at, staleness in enumerate(length.repaired):
-        if staleness in PAPER:
-            name = "Chen et al. (2016)" if at == 0 else "_"  # once in the legend
-            axes.hlines(PAPER[staleness], at - 0.42, at + 0.42, color="black", ls="--", lw=1.2, label=name)
-    axes.set_xticks(range(len(length.repaired)), [f"staleness {staleness}" for staleness in length.repaired])
-    axes.set(ylabel="test error, %", xlim=(-0.5, len(length.repaired) - 0.5))
-    _set_error_scale(axes)
-    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        axes.grid(axis="x", visible=False)
+        _set_error_scale(axes)
+        outer_legend([axes], 3)
 
 
-def _draw_points(axes: Axes, at: list[float], there: list[Outcome], method: str, line: str) -> None:
-    """Mean errors in per cent, with the 95 % interval as far as it is above nothing and below all."""
-    means = [100 * outcome.error.mean for outcome in there]
-    half = [0.0 if outcome.error.seeds < 2 else 100 * outcome.error.half_width for outcome in there]
-    below = [min(one, 0.9 * mean) for one, mean in zip(half, means, strict=True)]
-    above = [min(one, 100 - mean) for one, mean in zip(half, means, strict=True)]
-    axes.errorbar(
-        at,
-        means,
-        yerr=[below, above],
-        color=_COLOURS[method],
-        ls=line,
-        marker="o",
-        ms=4,
-        capsize=2.5,
-        label=_NAMES[method],
-    )
+def _draw_seeds(axes: Axes, at: float, errors: list[float], method: str) -> None:
+    axes.plot([at] * len(errors), errors, "o", ms=5, alpha=0.75, mew=0, color=_COLOURS[method])
 
 
 def _set_error_scale(axes: Axes) -> None:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    ticks = [tick for tick in (0.2, 0.3, 0.5, 1, 2, 5, 10, 20, 50, 90) if low <= tick <= max(high, 1.5)]
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_yticks([], minor=True)
+    ticks(axes, "y", [tick for tick in (0.2, 0.3, 0.5, 1, 2, 5, 10, 20, 50, 90) if low <= tick <= max(high, 1.5)])
+    axes.axhline(100 * GUESSING, color="#AAAAAA", lw=0.9, ls=":")
+    axes.annotate("diverged, or guessing", (1, 100 * GUESSING), (0, 3), **_AT_THE_RIGHT)
 
 
-def _draw_tuning(axes: Axes, found: Found[Trial, Point], length: Length) -> None:
-    from matplotlib import colormaps
+_AT_THE_RIGHT: Any = {
+    "xycoords": ("axes fraction", "data"),
+    "textcoords": "offset points",
+    "ha": "right",
+    "fontsize": 8,
+    "color": "#777777",
+}
 
-    shades = colormaps["viridis"]
-    for place, staleness in enumerate(length.stalenesses):
-        trials = [trial for trial in tuning_of(staleness, "ramp and rate", found, length)[0] if trial in found]
-        points = sorted((trial.lr, found[trial][-1].loss) for trial in trials if not found[trial][-1].diverged)
-        if points:
-            shade = shades(0.92 * place / max(1, len(length.stalenesses) - 1))
-            axes.plot(*zip(*points, strict=True), color=shade, marker="o", ms=3.5, label=f"{staleness}")
-    axes.set(xlabel="initial learning rate", ylabel="loss on held-out pictures\nafter a short training")
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    rates = sorted({trial.lr for trial in found if trial.is_tuning})
-    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-    axes.set_xticks([], minor=True)
-    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        which("{x:g}")
-    if axes.get_lines():
-        axes.legend(title="staleness\n(ramped)", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+def _draw_tuning(file: Path, found: Found[Trial, Point], length: Length) -> None:
+    """Rates of the paper's repair at every staleness, norms of clipping where it was tried."""
+    with figure_in(file, 1, 2, 3.6, width_ratios=(1.6, 1)) as panels:
+        tunings = [
+            [_tuning(staleness, method, found, length) for staleness in length.stalenesses_of(method)]
+            for method in ("ramp and rate", "clip")
+        ]
+        rate_grids(panels, tunings, "loss on held-out pictures\nafter a short training", log=True)
+        for axes, method, number in zip(panels, ("ramp and rate", "clip"), ("learning rate", "norm"), strict=True):
+            axes.set(title=_NAMES[method], xlabel=f"{number} (ring: chosen, cross: diverged)", ylabel="staleness")
+
+
+def _tuning(staleness: int, method: str, found: Found[Trial, Point], length: Length) -> Tuning:
+    def number(trial: Trial) -> float:
+        return trial.clip if method == "clip" else trial.lr
+
+    trials, best = tuning_of(staleness, method, found, length)
+    ends = {number(trial): found[trial][-1] for trial in trials if trial in found}
+    tried = [(one, None if end.diverged or math.isnan(end.loss) else end.loss) for one, end in ends.items()]
+    return Tuning(str(staleness), tried, None if best is None else number(best))

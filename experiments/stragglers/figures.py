@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from experiments.common.drawing import band, figure_in
+from experiments.common.drawing import COLOURS, PALETTE, PUBLISHED, band, figure_in, legend_under, outer_legend, shades
 from experiments.stragglers import published
 from experiments.stragglers.choosing import Found, by_seed, estimated_hours, time_to_target
 from experiments.stragglers.simulated import MEAN
@@ -16,35 +16,24 @@ from experiments.stragglers.worlds import MEASURED
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-OURS, PAPER = "#0072B2", "#000000"
-TAILS = {
-    MEASURED: "#000000",
-    "exponential, mild": "#56B4E9",
-    "exponential, strong": "#0072B2",
-    "lognormal, s = 0.2": "#009E73",
-    "lognormal, s = 0.5": "#006B4E",
-    "Pareto, α = 4": "#E69F00",
-    "Pareto, α = 2.5": "#D55E00",
-    "rare pauses, 1 % × 4": "#CC79A7",
-}
-NO_TAILS = {
-    "no tail": "#7F7F7F",
-    "one always slow, × 2": "#D55E00",
-    "all slow together": "#0072B2",
-    "a few slow for a while": "#009E73",
+#: The k-th arrivals of the left figure; the table has more.
+SHOWN = (1, 50, 90, 98, 99, 100)
+#: Panels of worlds.
+PANELS = {
+    "no tail, or a light one": ("no tail", "exponential, mild", "lognormal, s = 0.2"),
+    "many steps late": ("exponential, strong", "lognormal, s = 0.5", "Pareto, α = 4"),
+    "few steps, but very late": (MEASURED, "rare pauses, 1 % × 4", "Pareto, α = 2.5"),
+    "slow workers, slow periods": ("one always slow, × 2", "all slow together", "a few slow for a while"),
 }
 
 
 def draw_arrivals(file: Path, found: Found) -> None:
     """Left the distribution of the k-th arrival, right its mean; dots are the paper's."""
-    import matplotlib as mpl
-
     runs = list(of_world(found, MEASURED).values())
     machines = max(row.k for row in runs[0])
-    shown = [k for k in published.TIME_QUANTILES_S if k <= machines]
-    with figure_in(file, 1, 2, (9.0, 3.8)) as (left, right):
-        for place, k in enumerate(shown):
-            colour = mpl.colormaps["viridis"](0.92 * place / max(1, len(shown) - 1))
+    shown = [k for k in SHOWN if k <= machines]
+    with figure_in(file, 1, 2, 4.2) as (left, right):
+        for k, colour in zip(shown, shades(len(shown)), strict=True):
             mean = [
                 statistics.fmean(row.seconds for rows in runs for row in rows if (row.k, row.level) == (k, str(level)))
                 for level in published.LEVELS
@@ -53,24 +42,26 @@ def draw_arrivals(file: Path, found: Found) -> None:
             if machines == published.WORKERS:
                 left.plot(published.TIME_QUANTILES_S[k], published.LEVELS, "o", ms=2.5, color=colour)
         left.set(xlabel="seconds until the k-th gradient", ylabel="share of rounds", xlim=(1.2, 4.0), ylim=(0, 1))
-        left.legend(loc="lower right", frameon=False, fontsize=8)
-        left.set_title("lines: simulated, dots: published")
+        left.set_title("distribution of arrivals (dots: published)")
+        legend_under(left, 3)
         means = [[(row.k, row.seconds) for row in rows if row.level == MEAN] for rows in runs]
-        band(right, means, OURS, "simulated, mean of seeds")
+        band(right, means, COLOURS["full-sync"], "simulated")
         if machines == published.WORKERS:
-            right.plot(*zip(*published.MEAN_S.items(), strict=True), "o", ms=3.5, color=PAPER, label="published")
-        right.set(xlabel="k", ylabel="mean seconds until the k-th gradient", ylim=(1.2, None))
-        right.legend(loc="upper left", frameon=False)
+            right.plot(*zip(*published.MEAN_S.items(), strict=True), "o", ms=3.5, color=PUBLISHED, label="published")
+        right.set(xlabel="k", ylabel="mean seconds until the k-th gradient", ylim=(1.2, None), title="mean arrivals")
+        legend_under(right)
 
 
 def draw_choice(file: Path, found: Found) -> None:
     """Estimated hours by quorum."""
-    with figure_in(file, size=(6.0, 3.8)) as axes:
+    with figure_in(file) as axes:
         curves = [list(estimated_hours(one).items()) for one in by_seed(found, MEASURED, "cancel").values()]
-        band(axes, curves, OURS, "simulated arrivals × the paper's iterations")
+        band(axes, curves, COLOURS["backup"], "simulated arrivals × the paper's iterations")
         machines = max(n for n, _ in curves[0])
         if machines == published.WORKERS:
-            axes.plot(*zip(*published.HOURS.items(), strict=True), "o", ms=4, color=PAPER, label="published, figure 6")
+            axes.plot(
+                *zip(*published.HOURS.items(), strict=True), "o", ms=4, color=PUBLISHED, label="published, figure 6"
+            )
             axes.set(xlim=(49, 101), ylim=(30, 65))
         mean = {n: statistics.fmean(dict(curve)[n] for curve in curves) for n, _ in curves[0]}
         best = min(mean, key=lambda n: mean[n])
@@ -79,28 +70,31 @@ def draw_choice(file: Path, found: Found) -> None:
             (best, mean[best]),
             (-70, -22),
             textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "color": OURS},
-            color=OURS,
+            arrowprops={"arrowstyle": "-", "color": COLOURS["backup"]},
+            color=COLOURS["backup"],
         )
         axes.set(xlabel=f"quorum N of {machines} workers", ylabel="estimated hours to convergence")
-        axes.legend(loc="upper center", frameon=False)
+        outer_legend([axes])
 
 
 def draw_tails(file: Path, found: Found) -> None:
     """Time to a target over that of all machines, by backups: tails, and what is none."""
+    from matplotlib.lines import Line2D
+
     machines = max(trial.machines for trial in found)
-    with figure_in(file, 1, 2, (9.4, 4.6)) as (left, right):
-        for axes, worlds, title in ((left, TAILS, "tails"), (right, NO_TAILS, "slowness that is no tail")):
-            for world, colour in worlds.items():
+    with figure_in(file, 2, 2, 7.4, sharey=True) as panels:
+        for axes, (title, worlds) in zip(panels.flat, PANELS.items(), strict=True):
+            for world, colour in zip(worlds, PALETTE, strict=False):
                 _draw_world(axes, found, world, colour)
-            axes.axhline(1.0, color="#999999", lw=0.8, ls=(0, (4, 3)))
-            axes.set(xlabel=f"backups b of {machines} machines", title=title, xlim=(0, 0.2 * machines), ylim=(0, 1.3))
+            axes.axhline(1.0, color="#777777", lw=0.8)
+            axes.set(xlabel=f"backups of {machines} machines", title=title, xlim=(0, 0.2 * machines), ylim=(0, 1.3))
             axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
-        left.set_ylabel("time to a target over that of b = 0")
-        right.annotate(
-            "lines: late work is cancelled, dots: it finishes", (0.02, 0.96), xycoords="axes fraction", fontsize=8
-        )
+            legend_under(axes)
+        for axes in panels[:, 0]:
+            axes.set_ylabel("time to a target\nover that without backups")
+        lines = [Line2D([], [], color="#555555", ls=ls) for ls in ("-", ":")]
+        names = ["late work is cancelled", "late work finishes"]
+        axes.get_figure().legend(lines, names, loc="outside upper center", ncols=2, frameon=False)
 
 
 def _draw_world(axes: Axes, found: Found, world: str, colour: str) -> None:
@@ -120,24 +114,15 @@ def draw_measured(file: Path, processes: MeasuredFound) -> None:
     found = relative_arrivals(processes)
     delays = list(dict.fromkeys(delay for delay, _ in found))
     loads = sorted({neighbours for _, neighbours in found})
-    colours = dict(zip(loads, ("#0072B2", "#D55E00", "#009E73"), strict=False))
-    with figure_in(file, 1, len(delays), (3.0 * len(delays) + 0.6, 3.4)) as panels:
-        panels_list: list[Any] = list(panels) if len(delays) > 1 else [panels]
-        for axes, delay in zip(panels_list, delays, strict=True):
-            for neighbours in loads:
-                curves = found.get((delay, neighbours))
+    with figure_in(file, 1, len(delays), 3.4, squeeze=False) as panels:
+        for axes, delay in zip(panels[0], delays, strict=True):
+            for neighbours, colour in zip(loads, ("#000000", "#E69F00"), strict=False):
+                curves = [list(enumerate(curve, 1)) for curve in found.get((delay, neighbours), [])]
                 if curves:
-                    points = [list(enumerate(curve, 1)) for curve in curves]
                     name = f"{neighbours} busy neighbours more" if neighbours else "the machine as it was"
-                    band(
-                        axes,
-                        [[(float(k), y) for k, y in curve] for curve in points],
-                        colours[neighbours],
-                        name,
-                        marker="o",
-                        ms=3,
-                    )
-            axes.set(xlabel="k", title=f"delays: {delay}", ylim=(0, None))
+                    band(axes, curves, colour, name, marker="o", ms=3)
+                    axes.set_xlabel(f"k-th gradient of {len(curves[0])}")
+            axes.set(title=f"delays: {delay}", ylim=(0, None))
             axes.xaxis.get_major_locator().set_params(integer=True)
-        panels_list[0].set_ylabel("mean time to the k-th gradient\nover that to the middle one")
-        panels_list[-1].legend(frameon=False, loc="upper left")
+        panels[0][0].set_ylabel("mean time to the k-th gradient\nover that to the middle one")
+        outer_legend(panels[0])
