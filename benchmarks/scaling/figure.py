@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from experiments.common.drawing import figure_in, outer_legend, ticks
+
 from benchmarks.scaling.links import ring_s, shared_s
 from benchmarks.scaling.paper import SIZES, load, rate
 
@@ -12,11 +14,6 @@ COUNTS = (2, 4, 8, 16, 32, 64, 100, 128, 256, 512, 1000)
 
 def draw(path: Path) -> None:
     """350M parameters at 100 Gbit/s: one server, 8 and 64 shards, one shard a machine, all-reduce."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     parameters, link = SIZES["350M"], rate(100)
     loads = {machines: load(parameters, machines) for machines in COUNTS}
     lines = {
@@ -26,17 +23,12 @@ def draw(path: Path) -> None:
         "a shard on each worker's machine": [shared_s(one, link, n, on_workers=True) for n, one in loads.items()],
         "ring all-reduce": [ring_s(one, link) for one in loads.values()],
     }
-    drawing, axes = pyplot.subplots(figsize=(6.4, 3.4), layout="constrained")
-    colours = ("#b3261e", "#c77700", "#7a7a00", "#1f6feb", "#111111")
-    for (name, seconds), colour in zip(lines.items(), colours, strict=True):
-        axes.plot(COUNTS, seconds, label=name, color=colour, linestyle="--" if name.startswith("ring") else "-")
-    axes.set(xscale="log", yscale="log", xlabel="machines", ylabel="seconds of communication an update")
-    axes.set_xticks([2, 8, 32, 100, 1000], ["2", "8", "32", "100", "1,000"])
-    axes.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-    axes.minorticks_off()
-    axes.axhspan(1.4, 2.6, color="#888888", alpha=0.2, linewidth=0)
-    axes.text(2.1, 1.75, "a step of chen2016", fontsize=8, color="#555555")
-    axes.legend(frameon=False, fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    drawing.savefig(path, dpi=110, metadata={"Software": None})
-    pyplot.close(drawing)
+    colours = ("#D55E00", "#E69F00", "#CC79A7", "#0072B2", "#000000")
+    with figure_in(path, height=3.8) as axes:
+        for (name, seconds), colour in zip(lines.items(), colours, strict=True):
+            axes.plot(COUNTS, seconds, label=name, color=colour, ls="--" if name.startswith("ring") else "-")
+        axes.axhspan(1.4, 2.6, color="#888888", alpha=0.2, lw=0, label="a step of the measured cluster")
+        axes.set(xscale="log", yscale="log", xlabel="machines", ylabel="seconds of communication an update")
+        ticks(axes, "x", [2, 8, 32, 100, 1000], ["2", "8", "32", "100", "1,000"])
+        ticks(axes, "y", [0.1, 1, 10, 100])
+        outer_legend([axes], 3)
