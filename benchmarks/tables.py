@@ -1,13 +1,14 @@
-"""python -m benchmarks.tables [--write]: the tables of benchmarks/README.md that have committed raw figures.
+"""python -m benchmarks.tables [--write]: the benchmarks' tables in benchmarks/README.md and docs.
 
-And those of docs/choosing-b.md, which are computed.
+Those of docs/choosing-b.md are computed; all others come from committed raw figures:
 
 | file | made by |
 |---|---|
 | local/results.json | python -m benchmarks.local --json |
-| network/measurements.json | as printed by three runs of python -m benchmarks.network |
+| network/measurements.json | as runs of python -m benchmarks.network printed them |
 | adaptive.json | python -m benchmarks.adaptive --out FILE |
 | planning.json | python -m benchmarks.planning --out FILE |
+| theory/results.json | python -m benchmarks.theory --out FILE |
 """
 
 from __future__ import annotations
@@ -177,6 +178,35 @@ def _percents(values: Any) -> str:
     return ", ".join(f"{100 * value:.1f} %".replace("-", "−") for value in values)
 
 
+# ---------------------------------------------------------------- theory
+
+
+def formulas_beside_runs() -> str:
+    rows = []
+    for one in read("theory/results.json")["formulas"]:
+        sign = "≤ " if one["relation"] == "≤" else ""
+        rows.append([f"({one['number']})", one["what"], f"{sign}{one['formula']:.4g}", f"{one['run']:.4g}"])
+    return markdown(["formula", "case", "formula says", "run gives"], rows)
+
+
+def joint_arrivals() -> str:
+    rows = [
+        [one["what"], f"{one['measured_s']:.2f}", f"{one['composed_s']:.2f}"]
+        for one in read("theory/results.json")["joint"]
+    ]
+    return markdown(["mean seconds to the k-th arrival", "as measured", "composed from marginals"], rows)
+
+
+def late_work() -> str:
+    found = read("theory/results.json")["late"]
+    backups = list(dict.fromkeys(one["backups"] for one in found))
+    rows = [
+        [name, *(f"{one['update_s']:.2f}" for one in found if one["late"] == how)]
+        for how, name in (("cancel", "cancelled"), ("finish", "left to finish"))
+    ]
+    return markdown(["", *(f"{16 - b}+{b}" for b in backups)], rows)
+
+
 TABLES = {
     "local": nobody_straggles,
     "local-stragglers": stragglers,
@@ -191,7 +221,12 @@ CHOOSING = {
     name: lambda noise=noise: choosing_b.table(noise)
     for name, noise in zip(("every-gradient-counts", "few-are-enough"), choosing_b.NOISES.values(), strict=True)
 }
-PAGES = {PAGE: TABLES, REPOSITORY / "docs" / "choosing-b.md": CHOOSING}
+THEORY = {"late": late_work, "joint": joint_arrivals, "formulas": formulas_beside_runs}
+PAGES = {
+    PAGE: TABLES,
+    REPOSITORY / "docs" / "choosing-b.md": CHOOSING,
+    REPOSITORY / "docs" / "theory.md": THEORY,
+}
 
 if __name__ == "__main__":
     main(__doc__, PAGES)
