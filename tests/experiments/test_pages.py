@@ -86,7 +86,8 @@ def test_the_seconds_of_the_delay_experiment_are_those_of_the_first_measurement(
     for net in ("alexnet", "googlenet"):
         first = daily.measurements(net)[0]["ms"]
         assert {delay: 1000 * seconds[net, delay] for delay in contenders} == {
-            delay: pytest.approx(first[contender]) for delay, contender in contenders.items()
+            delay: pytest.approx(first[contender], abs=1.1)  # both were rounded from what was not kept
+            for delay, contender in contenders.items()
         }
 
 
