@@ -14,11 +14,12 @@ Those of docs/choosing-b.md are computed; all others come from committed raw fig
 from __future__ import annotations
 
 import json
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks import adaptive, choosing_b, planning
-from benchmarks.pages import REPOSITORY, main
+from benchmarks.pages import REPOSITORY, Tables, main
 
 FOLDER = REPOSITORY / "benchmarks"
 PAGE = FOLDER / "README.md"
@@ -218,11 +219,11 @@ TABLES = {
     "plans": plans,
 }
 CHOOSING = {
-    name: lambda noise=noise: choosing_b.table(noise)
+    name: partial(choosing_b.table, noise)
     for name, noise in zip(("every-gradient-counts", "few-are-enough"), choosing_b.NOISES.values(), strict=True)
 }
 THEORY = {"late": late_work, "joint": joint_arrivals, "formulas": formulas_beside_runs}
-PAGES = {
+PAGES: dict[Path, Tables] = {
     PAGE: TABLES,
     REPOSITORY / "docs" / "choosing-b.md": CHOOSING,
     REPOSITORY / "docs" / "theory.md": THEORY,

@@ -78,7 +78,7 @@ def adaptive_in_the_contest() -> dict[tuple[int, str], float]:
 
 def beside_async() -> str:
     ends = inception.finals(found("inception"))
-    rows = []
+    rows: list[list[str]] = []
     for (n, b), workers in zip(SYNC, ASYNC, strict=True):
         sync, stale = ends[f"sync {n}+{b}"], ends[f"async {workers}"]
         shown = [f"{inception.accuracy(curves).text(1, 100)} %" for curves in (sync, stale)]
