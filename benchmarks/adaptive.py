@@ -3,11 +3,14 @@
 Progress a second is Σ g(kᵢ)/seconds over the updates of a run: g(k) = k where noise dominates, else 1/(1 + r/k) with
 r = noise scale/batch. The best fixed split is found by running all of them on the same seeds. `--local` does the same
 on real processes, with artificial delays.
+
+`--out FILE` adds the worlds that were run to a JSON file; `python -m benchmarks.tables` makes the page's tables of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
@@ -80,13 +83,30 @@ def made(run: Run) -> Progress:
 
 
 class Row(NamedTuple):
+    """Progress a second in a world, after some updates: of every fixed split and of adaptive, seed by seed."""
+
     world: str
+    workers: int
     ratio: float | None
     updates: int
-    best: int  # the quorum of the best fixed split
-    mean: float  # adaptive's progress a second over the best split's, all seeds together
-    worst: float  # of one seed
+    fixed: dict[str, list[float]]  # by quorum, a text as JSON has it
+    adaptive: list[float]
     choices: int
+
+    @property
+    def best(self) -> int:
+        """The quorum of the best fixed split."""
+        return int(max(self.fixed, key=lambda quorum: sum(self.fixed[quorum])))
+
+    @property
+    def mean(self) -> float:
+        """Adaptive's progress a second over the best split's, all seeds together."""
+        return sum(self.adaptive) / sum(self.fixed[str(self.best)])
+
+    @property
+    def worst(self) -> float:
+        """The same of the worst seed."""
+        return min(mine / best for mine, best in zip(self.adaptive, self.fixed[str(self.best)], strict=True))
 
 
 def compared(world: str, latency: str, workers: int, seeds: int, pool: ProcessPoolExecutor) -> Iterator[Row]:
@@ -95,14 +115,12 @@ def compared(world: str, latency: str, workers: int, seeds: int, pool: ProcessPo
     runs = dict(zip(fixed + adaptive, pool.map(made, fixed + adaptive, chunksize=4), strict=True))
     for ratio in RATIOS:
         ours = [runs[Run(latency, workers, seed, 0, ratio)] for seed in range(seeds)]
+        choices = max(len(watch.choices) for watch in ours)
         for updates in LENGTHS:
-            rates = {run: runs[run].a_second(updates, ratio) for run in fixed}
-            totals = {k: sum(rate for run, rate in rates.items() if run.quorum == k) for k in range(1, workers + 1)}
-            best = max(totals, key=totals.__getitem__)
-            mine = [watch.a_second(updates, ratio) for watch in ours]
-            quotients = [rate / rates[Run(latency, workers, seed, best)] for seed, rate in enumerate(mine)]
-            choices = max(len(watch.choices) for watch in ours)
-            yield Row(world, ratio, updates, best, sum(mine) / totals[best], min(quotients), choices)
+            rates: dict[str, list[float]] = {}
+            for run in fixed:
+                rates.setdefault(str(run.quorum), []).append(runs[run].a_second(updates, ratio))
+            yield Row(world, workers, ratio, updates, rates, [one.a_second(updates, ratio) for one in ours], choices)
 
 
 def record(folder: Path) -> str:
@@ -112,7 +130,16 @@ def record(folder: Path) -> str:
     return f"trace:{folder / 'recorded' / 'trace.jsonl'}"
 
 
-def simulated(workers: int, seeds: int, only: str | None) -> None:
+def keep(rows: list[Row], file: Path) -> None:
+    """Put rows into the file, in place of those of the same world and workers."""
+    kept = json.loads(file.read_text()) if file.exists() else []
+    again = {(row.world, row.workers) for row in rows}
+    kept = [row for row in kept if (row["world"], row["workers"]) not in again]
+    lines = [json.dumps(row) for row in [*kept, *(row._asdict() for row in rows)]]
+    file.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def simulated(workers: int, seeds: int, only: str | None, out: Path | None) -> None:
     print("| world | noise scale / batch | updates | best split | adaptive / best | worst seed | choices |")
     print("|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(2) as pool:
@@ -122,7 +149,10 @@ def simulated(workers: int, seeds: int, only: str | None) -> None:
                 continue
             if world == RECORDED:
                 latency = record(Path(folder))
-            for row in compared(world, latency, workers, seeds, pool):
+            rows = list(compared(world, latency, workers, seeds, pool))
+            if out is not None:
+                keep(rows, out)
+            for row in rows:
                 ratio = "noise dominates" if row.ratio is None else f"{row.ratio:g}"
                 split = f"{row.best}+{workers - row.best}"
                 found = f"{row.mean:.3f} | {row.worst:.3f} | {row.choices}"
@@ -158,6 +188,7 @@ def main() -> None:
     arguments.add_argument("--workers", type=int, default=8)
     arguments.add_argument("--seeds", type=int, default=3)
     arguments.add_argument("--world", help="only worlds whose name holds this")
+    arguments.add_argument("--out", type=Path, metavar="FILE", help="put the figures of all runs into this JSON file")
     arguments.add_argument("--local", action="store_true")
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--updates", type=int, default=400, help="of each local run")
@@ -165,7 +196,7 @@ def main() -> None:
     if given.local:
         local(given.repeats, given.updates)
     else:
-        simulated(given.workers, given.seeds, given.world)
+        simulated(given.workers, given.seeds, given.world, given.out)
 
 
 if __name__ == "__main__":

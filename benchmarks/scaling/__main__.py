@@ -6,9 +6,9 @@ Minutes at most; nothing is measured. --write puts them into the page, between t
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
+from benchmarks.pages import replaced
 from benchmarks.scaling import figure, paper, simulated
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "scaling.md"
@@ -34,23 +34,6 @@ SIMULATED = {
     "alive": simulated.versions_alive,
 }
 TABLES = ON_PAPER | SIMULATED
-
-
-def block(page: str, name: str) -> str:
-    """The table of this name as it stands on the page."""
-    return _find(page, name)[1]
-
-
-def replaced(page: str, name: str, table: str) -> str:
-    found = _find(page, name)
-    return page[: found.start(1)] + table + "\n" + page[found.end() - len(f"<!-- /{name} -->") :]
-
-
-def _find(page: str, name: str) -> re.Match[str]:
-    found = re.search(rf"<!-- {name} -->\n(.*?)\n?<!-- /{name} -->", page, flags=re.DOTALL)
-    if found is None:
-        raise SystemExit(f"{PAGE.name} has no place for {name!r}: write <!-- {name} --> and <!-- /{name} --> into it")
-    return found
 
 
 def main() -> None:

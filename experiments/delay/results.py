@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.common import spread
 from experiments.common.trials import Found
 from experiments.delay.rows import GUESSING, Row, Setting, final_accuracy
 from quorate.errors import BadInput
@@ -44,17 +45,16 @@ class Spread(NamedTuple):
     mean: float
     lowest: float
     highest: float
-    deviation: float
+    half_width: float  # of the 95 % interval of the mean
     seeds: int
     diverged: int
 
 
 def spread_of(trainings: list[Training]) -> Spread:
     """The final accuracies of some trainings."""
-    finals = [training.accuracy for training in trainings]
-    deviation = statistics.stdev(finals) if len(finals) > 1 else 0.0
+    finals = spread.spread_of([training.accuracy for training in trainings])
     broken = sum(training.rows[-1].diverged for training in trainings)
-    return Spread(statistics.mean(finals), min(finals), max(finals), deviation, len(finals), broken)
+    return Spread(finals.mean, finals.lowest, finals.highest, finals.half_width, finals.seeds, broken)
 
 
 def read_iteration_s(file: Path) -> dict[tuple[str, int], float]:

@@ -35,7 +35,7 @@ def write_summary(
                 "seeds",
                 "diverged",
                 "mean",
-                "std",
+                "half_width",
                 "min",
                 "max",
             ]
@@ -43,7 +43,7 @@ def write_summary(
         for net, delay, repair in _in_order(finals):
             trainings = finals[net, delay, repair]
             spread = spread_of(trainings)
-            numbers = [round(value, 4) for value in (spread.mean, spread.deviation, spread.lowest, spread.highest)]
+            numbers = [round(value, 4) for value in (spread.mean, spread.half_width, spread.lowest, spread.highest)]
             rates = _rates(trainings[0].setting)
             writer.writerow([net, delay, repair, *rates, spread.seeds, spread.diverged, *numbers])
     with (folder / TUNING).open("w", newline="") as opened:
@@ -68,11 +68,11 @@ def _text(finals: Methods) -> str:
     lines = ["| net | rate | " + " | ".join(f"delay {delay}" for delay in DELAYS) + " |", "|---" * 6 + "|"]
     for net in NETS:
         for repair, name in (("none", "that of delay 0"), ("lr", "its own")):
-            cells = [_cell(finals.get((net, delay, repair if delay else "none"))) for delay in DELAYS]
+            cells = [cell(finals.get((net, delay, repair if delay else "none"))) for delay in DELAYS]
             lines.append(f"| {net} | {name} | {' | '.join(cells)} |")
     lines += ["", f"| delay {REPAIRED_DELAY} | " + " | ".join(REPAIRS) + " |", "|---" * (len(REPAIRS) + 1) + "|"]
     for net in NETS:
-        cells = [_cell(finals.get((net, REPAIRED_DELAY, repair))) for repair in REPAIRS]
+        cells = [cell(finals.get((net, REPAIRED_DELAY, repair))) for repair in REPAIRS]
         lines.append(f"| {net} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -95,12 +95,16 @@ def _times(finals: Methods, iteration_s: dict[tuple[str, int], float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(trainings: list[Training] | None) -> str:
-    """Mean ± deviation of the seeds in per cent, with what else has to be known."""
+def cell(trainings: list[Training] | None) -> str:
+    """Mean ± 95 % interval of the seeds in per cent; lowest to highest where seeds diverged."""
     if not trainings:
         return "–"
     spread = spread_of(trainings)
-    text = f"{100 * spread.mean:.1f}" + (f" ± {100 * spread.deviation:.1f}" if spread.seeds > 1 else "")
-    notes = [f"{spread.seeds} seed{'s' * (spread.seeds > 1)}"] if spread.seeds < 3 else []
-    notes += [f"{spread.diverged} diverged"] if spread.diverged else []
-    return text + (f" ({', '.join(notes)})" if notes else "")
+    lowest, highest = (f"{100 * value:.1f}" for value in (spread.lowest, spread.highest))
+    if spread.diverged == spread.seeds:
+        return f"diverged ({spread.diverged} of {spread.seeds})"
+    if spread.diverged:
+        shown = lowest if lowest == highest else f"{lowest} to {highest}"
+        return f"{shown} ({spread.diverged} of {spread.seeds} diverged)"
+    text = f"{100 * spread.mean:.1f}" + (f" ± {100 * spread.half_width:.1f}" if spread.seeds > 1 else "")
+    return text + (f" ({spread.seeds} seed{'s' * (spread.seeds > 1)})" if spread.seeds < 3 else "")

@@ -6,10 +6,14 @@ on the staleness of asynchronous training: 40 workers, an Inception net of 18 la
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
-WORKERS = 40
-LAYERS = 18
+from experiments.published import CHEN
+
+_SEEN = CHEN["layer_staleness"]
+WORKERS: int = _SEEN["workers"]
+LAYERS: int = _SEEN["layers"]
 
 
 class Seen(NamedTuple):
@@ -22,8 +26,5 @@ class Seen(NamedTuple):
 
 #: By layer, from 1 at the bottom (the pictures) to 18 at the top (the loss).
 STALENESS = {
-    1: Seen(39.0, 24, 61),
-    11: Seen(19.8, float("nan"), float("nan")),
-    12: Seen(11.4, float("nan"), float("nan")),
-    18: Seen(14.5, 4, 29),
+    int(layer): Seen(mean, *_SEEN["range"].get(layer, (math.nan, math.nan))) for layer, mean in _SEEN["mean"].items()
 }

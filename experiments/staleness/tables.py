@@ -8,6 +8,7 @@ from typing import NamedTuple
 from experiments.common.curves import Point
 from experiments.common.spread import Spread, markdown, spread_of
 from experiments.common.trials import Found
+from experiments.published import CHEN
 from experiments.staleness.settings import (
     METHODS,
     PAPERS_EMA,
@@ -21,7 +22,7 @@ from experiments.staleness.settings import (
 )
 
 #: Test error in per cent that Chen et al. (2016) have, read from their figure.
-PAPER = {0: 0.37, 5: 0.37, 10: 0.36, 15: 0.40, 20: 0.47, 25: 0.47, 50: 0.52, 75: 0.73, 100: 0.79, 125: 1.36}
+PAPER: dict[int, float] = {int(s): error for s, error in CHEN["fig2_mnist_error_pct_digitised"].items()}
 
 
 class Outcome(NamedTuple):
@@ -61,7 +62,7 @@ def summary(found: Found[Trial, Point], length: Length) -> str:
     """All tables, as Markdown."""
     made = outcomes(found, length)
     parts = [
-        "Test error in per cent, mean ± half of the 95 % interval over seeds.\n",
+        "Test error in per cent, mean ± half of the 95 % interval over seeds; where seeds fail, lowest to highest.\n",
         _by_staleness(made, length),
         "Repairs one by one, each with a number of its own where it has one.\n",
         _repairs(made, length),
@@ -81,10 +82,10 @@ def _by_staleness(made: dict[tuple[str, int], Outcome], length: Length) -> str:
             [
                 staleness,
                 f"{PAPER[staleness]:.2f}" if staleness in PAPER else "–",
-                _cell(made.get(("none", staleness))),
-                _cell(ramped),
+                cell(made.get(("none", staleness))),
+                cell(ramped),
                 "–" if ramped is None else f"{ramped.trial.lr:g}",
-                "–" if best is None else f"{best}: {_cell(made[best, staleness])}",
+                "–" if best is None else f"{best}: {cell(made[best, staleness])}",
             ]
         )
     return markdown(["staleness", "paper", "no repair", "ramp and own rate", "that rate", "best of all"], rows)
@@ -101,7 +102,7 @@ def _repairs(made: dict[tuple[str, int], Outcome], length: Length) -> str:
                 number = f" (norm {outcome.trial.clip:g})"
             elif outcome is not None and "rate" in method:
                 number = f" (rate {outcome.trial.lr:g})"
-            cells.append(_cell(outcome) + number)
+            cells.append(cell(outcome) + number)
         rows.append([method, *cells])
     return markdown(["", *(f"staleness {staleness}" for staleness in length.repaired)], rows)
 
@@ -125,13 +126,20 @@ def _papers_average(found: Found[Trial, Point], length: Length) -> str:
     if ours is None or papers is None:
         return ""
     return (
-        f"Without staleness, an average with decay {PAPERS_EMA:g} has an error of {_cell(papers)} %, "
-        f"one with {ours.trial.ema:g} has {_cell(ours)} %.\n"
+        f"Without staleness, an average with decay {PAPERS_EMA:g} has an error of {cell(papers)} %, "
+        f"one with {ours.trial.ema:g} has {cell(ours)} %.\n"
     )
 
 
-def _cell(outcome: Outcome | None) -> str:
+def cell(outcome: Outcome | None) -> str:
+    """Mean ± interval; lowest to highest where seeds fail, or differ so much that the interval has errors below 0."""
     if outcome is None:
         return "–"
-    notes = f" ({outcome.diverged} of {outcome.error.seeds} diverged)" if outcome.diverged else ""
-    return outcome.error.text(digits=2, scale=100.0) + notes
+    error, diverged = outcome.error, outcome.diverged
+    if diverged == error.seeds:
+        return f"diverged ({diverged} of {error.seeds})"
+    if diverged or error.half_width > error.mean:
+        shown = f"{100 * error.lowest:.2f} to {100 * error.highest:.2f}"
+    else:
+        shown = error.text(digits=2, scale=100.0)
+    return shown + (f" ({diverged} of {error.seeds} diverged)" if diverged else "")

@@ -14,6 +14,7 @@ from experiments.delay.results import Training, by_method, read_iteration_s, sec
 from experiments.delay.rows import Row, Setting, final_accuracy
 from experiments.delay.settings import METHODS, NETS, SEEDS, Length, wanted
 from experiments.delay.stability import highest_rate
+from experiments.delay.tables import cell
 from experiments.delay.training import policy_of, train_task
 
 import quorate
@@ -146,8 +147,12 @@ def test_a_delay_warms_up_over_a_quarter() -> None:
 
 
 def test_a_spread_counts_what_diverged_as_a_guess() -> None:
-    spread = spread_of([training(row(1, 0.5)), training(row(1, 0.9, diverged=1)), training(row(1, 0.6))])
+    trainings = [training(row(1, 0.5)), training(row(1, 0.9, diverged=1)), training(row(1, 0.6))]
+    spread = spread_of(trainings)
     assert spread.mean == pytest.approx(0.4) and spread.lowest == 0.1 and spread.diverged == 1
+    assert cell(trainings) == "10.0 to 60.0 (1 of 3 diverged)"
+    assert cell([trainings[0], trainings[0], trainings[2]]) == "53.3 ± 14.3"
+    assert cell([trainings[1]] * 3) == "diverged (3 of 3)"
 
 
 def test_seconds_to_an_accuracy() -> None:

@@ -139,10 +139,19 @@ def test_the_tables_have_the_paper_beside_ours() -> None:
     assert "an average with decay 0.9999 has an error of 0.42 ± 0.02 %" in text
 
 
+def test_errors_of_seeds_that_fail_are_a_range() -> None:
+    found = answers({})
+    trials = [FULL.trial(10, "none", seed=seed) for seed in FULL.seeds]
+    found |= dict(zip(trials, (curve(0.01), curve(0.02), curve(0.5)), strict=True))
+    assert "| 10 | 0.36 | 1.00 to 50.00 | " in summary(found, FULL)  # an interval would reach below no error at all
+    found[trials[2]] = curve(0.03, diverged=1)
+    assert "| 10 | 0.36 | 1.00 to 90.00 (1 of 3 diverged) | " in summary(found, FULL)
+
+
 def test_a_table_of_half_a_study_says_what_is_missing(tmp_path: Path) -> None:
     trial = FULL.trial(5, "none", seed=1)
     found = {trial: curve(0.0041, diverged=1)}
-    assert "| 5 | 0.37 | 90.00 (1 of 1 diverged) | – | – | none: 90.00 (1 of 1 diverged) |" in summary(found, FULL)
+    assert "| 5 | 0.37 | diverged (1 of 1) | – | – | none: diverged (1 of 1) |" in summary(found, FULL)
     Table(tmp_path / "curves.csv", Trial, Point).append(trial, found[trial])
     assert main(EXPERIMENT, ["figures", "--out", str(tmp_path)]) == 0
 

@@ -1,4 +1,4 @@
-"""docs/choosing-b.md: its tables are those of the script, and a run agrees with them."""
+"""docs/choosing-b.md: what its tables say, and that a run agrees; tests/experiments/test_pages.py makes them anew."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks.choosing_b import NOISES, SIZES, TAILS, cell
+from benchmarks.choosing_b import NOISES, SIZES, TAILS
+from benchmarks.pages import block
+from benchmarks.tables import CHOOSING
 
 import quorate
 
@@ -16,8 +18,8 @@ PAGE = (Path(__file__).parent.parent.parent / "docs" / "choosing-b.md").read_tex
 def tables() -> dict[str, dict[str, list[str]]]:
     """Noise -> tail -> the cells by size, as on the page."""
     found = []
-    for block in re.findall(r"\| one worker's times \|.*?\n\n", PAGE, flags=re.DOTALL):
-        head, _, *rows = (line.strip("| ").split(" | ") for line in block.strip().splitlines())
+    for name in CHOOSING:
+        head, _, *rows = (line.strip("| ").split(" | ") for line in block(PAGE, name).splitlines())
         assert head[1:] == [str(size) for size in SIZES]
         found.append({row[0]: row[1:] for row in rows})
     return dict(zip(NOISES, found, strict=True))
@@ -32,23 +34,6 @@ def test_every_cell_is_a_split_of_its_machines(noise: str) -> None:
             split = re.fullmatch(r"(\d+)\+(\d+)(?: ×[\d.]+)?", text)
             assert split is not None
             assert int(split[1]) + int(split[2]) == size
-
-
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize(
-    ("tail", "size"),
-    [
-        ("no tail", 100),
-        ("exponential, mild (1 + Exp 0.1)", 256),
-        ("exponential, strong (1 + Exp 1)", 32),
-        ("lognormal, s = 0.5", 16),
-        ("Pareto, α = 2.5", 64),
-        ("pauses, 5 % × 10", 16),
-        ("100 GPUs, measured (`chen2016`)", 100),
-    ],
-)
-def test_cells_are_what_the_script_says(noise: str, tail: str, size: int) -> None:
-    assert tables()[noise][tail][SIZES.index(size)] == cell(TAILS[tail], size, NOISES[noise])
 
 
 def test_more_backups_for_larger_clusters_and_for_less_noise() -> None:

@@ -6,8 +6,9 @@ import re
 from itertools import product
 
 import pytest
+from benchmarks.pages import block, replaced
 from benchmarks.scaling import paper, simulated
-from benchmarks.scaling.__main__ import ON_PAPER, PAGE, PICTURE, TABLES, block, replaced
+from benchmarks.scaling.__main__ import ON_PAPER, PAGE, PICTURE, TABLES
 from benchmarks.scaling.links import even_shards, ring_s, shared_s
 from benchmarks.scaling.models import MODELS, busiest_shard
 

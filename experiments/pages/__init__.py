@@ -1,0 +1,1 @@
+"""The tables of README.md and docs/results.md, from committed results and published figures alone."""

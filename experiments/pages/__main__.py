@@ -1,0 +1,35 @@
+"""python -m experiments.pages [--write]: the tables of README.md, docs/results.md and docs/delay.md.
+
+They come from committed data alone: results of the experiments, raw figures of the benchmarks, and what the papers
+published (experiments/published.json).
+"""
+
+from __future__ import annotations
+
+from benchmarks.pages import REPOSITORY, main
+
+from experiments.pages import chen, daily, readme
+
+PAGES = {
+    REPOSITORY / "README.md": {"beside-ddp": readme.beside_ddp, "beside-async": readme.beside_async},
+    REPOSITORY / "docs" / "results.md": {
+        "layer-staleness": chen.layer_staleness,
+        "figure-2": chen.figure_2,
+        "figures-3-and-4": chen.figures_3_and_4,
+        "figure-5": chen.figure_5,
+        "figure-5-ours": chen.figure_5_ours,
+        "figure-6": chen.figure_6,
+        "figure-8": chen.figure_8,
+        "initial-rates": chen.initial_rates,
+        "figure-9": chen.figure_9,
+        "iterations": daily.iterations,
+        "accuracy": daily.accuracy,
+    },
+    REPOSITORY / "docs" / "delay.md": {
+        "iterations": daily.iterations_with_rates,
+        "accuracy": daily.accuracy_on_the_way,
+    },
+}
+
+if __name__ == "__main__":
+    main(__doc__, PAGES)

@@ -1,0 +1,38 @@
+"""The committed results of the experiments, each read once."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.common import curves, race, to_target
+from experiments.common.trials import Found, Table
+from experiments.contest import settings as contest_settings
+from experiments.delay import rows
+from experiments.inception import settings as inception_settings
+from experiments.layers import study
+from experiments.rate import racing
+from experiments.rate import settings as rate_settings
+from experiments.staleness import settings as staleness_settings
+from experiments.stragglers import simulated
+
+EXPERIMENTS = Path(__file__).parent.parent
+_TABLES: dict[str, tuple[str, Any, Any]] = {
+    "contest": ("races.csv", contest_settings.Trial, to_target.Finish),
+    "delay": ("curves.csv", rows.Setting, rows.Row),
+    "inception": ("curves.csv", inception_settings.Trial, curves.Point),
+    "language": ("curves.csv", race.Trial, curves.Point),
+    "layers": ("depth.csv", study.Depth, study.Staleness),
+    "pixelcnn": ("curves.csv", race.Trial, curves.Point),
+    "rate": ("races.csv", rate_settings.Trial, racing.Run),
+    "staleness": ("curves.csv", staleness_settings.Trial, curves.Point),
+    "stragglers": ("simulated.csv", simulated.Rounds, simulated.Arrival),
+}
+
+
+@cache
+def found(experiment: str) -> Found[Any, Any]:
+    """All trials of an experiment with their rows."""
+    name, trial, row = _TABLES[experiment]
+    return Table(EXPERIMENTS / experiment / "results" / name, trial, row).read()
