@@ -78,3 +78,10 @@ def test_the_names_in_a_state_dict_are_those_of_ddp(results: list[dict[str, Any]
 
 def test_what_follows_a_step_in_an_iteration_is_not_skipped(results: list[dict[str, Any]]) -> None:
     assert results[1]["iteration"] == {"stepped": 1, "went on": 1}
+
+
+def test_an_iteration_that_is_late_before_its_forward_is_abandoned_too(results: list[dict[str, Any]]) -> None:
+    seen = results[1]["late before forward"]
+    assert seen["versions"] == sorted(set(seen["versions"])), "it goes on from the newest version each time"
+    assert 0 not in seen["reached"], "it was late when it read its first parameter"
+    assert not any(applied for turn, applied in enumerate(seen["applied"]) if turn not in seen["reached"])

@@ -135,8 +135,8 @@ class Iterations(ABC):
     @abstractmethod
     def _step(self, parts: dict[str, float]) -> Receipt: ...
 
-    def give_up(self) -> Receipt | None:
-        """Give the current iteration up if its version is over."""
+    def give_up(self, was_interrupted: bool) -> Receipt | None:
+        """Give the current iteration up if its version is over. was_interrupted: by `IterationOver`."""
         return None
 
     def listen(self, abandons: bool) -> None:  # noqa: B027 - only quorums have late iterations
@@ -337,10 +337,12 @@ class QuorumIterations(Iterations):
         gradient = layout.parameters[member].grad
         return None if gradient is None else plain(gradient)
 
-    def give_up(self) -> Receipt | None:
-        if self._is_fresh or not self.plane.is_late or self._finishes_late:
+    def give_up(self, was_interrupted: bool) -> Receipt | None:
+        # An iteration without a forward is over only if reading a parameter interrupted it; else its step has ended it.
+        if (self._is_fresh and not was_interrupted) or not self.plane.is_late or self._finishes_late:
             return None
         self._is_fresh = True
+        self.plane.begin()
         parts = self._stopwatch.end(self.plane.waited_s)
         for parameter in self.plane.layout.parameters:
             parameter.grad = None

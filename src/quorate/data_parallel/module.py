@@ -280,14 +280,15 @@ class DataParallel(nn.Module):
 
         Put `with model.iteration():` around forward, backward and step. An abandoned iteration skips the rest of it.
         """
+        was_interrupted = False
         self._iterations.listen(True)
         try:
             yield
         except IterationOver:
-            pass
+            was_interrupted = True
         finally:
             self._iterations.listen(False)
-        receipt = self._iterations.give_up()
+        receipt = self._iterations.give_up(was_interrupted)
         if receipt is not None:
             self.receipt = receipt
             self._save_if_due(receipt)

@@ -84,6 +84,7 @@ def main() -> None:
             (folder / f"{dist.get_rank()}.json").write_text(json.dumps(results))
     if not sys.argv[2:]:
         results["iteration"] = after_a_step_nothing_is_skipped()
+        results["late before forward"] = late_before_its_forward()
         (folder / f"{dist.get_rank()}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 
@@ -109,6 +110,39 @@ def after_a_step_nothing_is_skipped() -> Figures:
     store.set("went on", "1")
     model.finish()
     return {"stepped": stepped, "went on": went_on}
+
+
+def late_before_its_forward() -> Figures:
+    """One process is late before its forward, from its first iteration on, and reads a parameter there."""
+    net = perceptron()
+    optimizer = sgd(net)
+    model = quorate.DataParallel(net, optimizer, quorate.BackupSync(1, 1), patience_s=30.0)
+    store = dist.distributed_c10d._get_default_store()
+    is_first, reached, versions, receipts = dist.get_rank() == 0, [], [], []
+    turn = 0
+    if is_first:
+        store.wait(["inside"])
+    while not store.check(["all turns"]) if is_first else turn < 6:
+        with model.iteration():
+            if not is_first:
+                store.set("inside", "1")
+            end = time.monotonic() + 20.0
+            while not is_first and turn % 2 == 0 and not model.late and time.monotonic() < end:
+                time.sleep(0.001)
+            for parameter in net.parameters():
+                parameter.grad = None
+            model(torch.randn(8, 8)).square().mean().backward()
+            optimizer.step()
+            reached.append(turn)
+        assert model.receipt is not None
+        versions.append(model.version)
+        receipts.append(model.receipt.applied)
+        turn += 1
+        if is_first:
+            time.sleep(0.005)
+    store.set("all turns", "1")
+    model.finish()
+    return {"reached": reached, "versions": versions, "applied": receipts}
 
 
 # ------------------------------------------------------------ what the cases share
