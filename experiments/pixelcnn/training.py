@@ -15,7 +15,7 @@ from experiments.common.curves import Point
 from experiments.common.made_up import pictures
 from experiments.common.race import TUNING_SEED, Trial
 from experiments.pixelcnn.picture import as_grid, write_png
-from experiments.pixelcnn.settings import DRAWN, FULL, QUICK
+from experiments.pixelcnn.settings import CLIP_NORM, DRAWN, FULL, LEFT, QUICK, SLOW
 from quorate.tasks.cifar10 import load_cifar10
 from quorate.tasks.pixelcnn import PixelCnn, sample
 
@@ -34,6 +34,14 @@ class _Kept(PixelCnn):
         return super().evaluate(model)
 
 
+class _Slow(_Kept):
+    """The paper's slow decay: after the warm-up the rate falls exponentially, over all of the training."""
+
+    def share_of_lr(self, version: int) -> float:
+        assert self.updates is not None, "a training has its length"
+        return super().share_of_lr(version) * self.final_share ** (version / self.updates)
+
+
 def train(
     trial: Trial, folder: Path, data: Path | None = None, device: str = "cpu", quick: bool = False
 ) -> list[Point]:
@@ -41,15 +49,18 @@ def train(
     race = QUICK if quick else FULL
     torch.set_num_threads(1)
     size: dict[str, Any] = {"channels": 6, "layers": 1, "mixtures": 2} if quick else {}
-    task = _Kept(
+    slow = trial.protocol == SLOW
+    options: dict[str, Any] = {"drop_share": 1.0, "final_share": LEFT} if slow else {}
+    task = (_Slow if slow else _Kept)(
         (pictures(128, size=8), pictures(16, size=8, seed=8)) if quick else data_of(trial, data),
         lr=trial.lr,
         updates=race.updates(trial),
         precision="tf32",
         test_samples=16 if quick else 500,
         **size,
+        **options,
     )
-    points = race.train(trial, task, device)
+    points = race.train(trial, task, device, **({"clip_norm": CLIP_NORM} if slow else {}))
     file = folder / SAMPLES
     drawn = replace(trial, method=DRAWN, seed=race.seeds[0], seconds=race.shorter()[-1])
     if trial == drawn and not file.exists():

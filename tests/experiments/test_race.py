@@ -13,7 +13,7 @@ import pytest
 import torch
 from experiments.common.command import Experiment, main
 from experiments.common.curves import Point
-from experiments.common.race import TUNING_SEED, Method, Race, Trial, seconds_an_update
+from experiments.common.race import TUNING_SEED, Control, Method, Race, Trial, seconds_an_update
 from experiments.common.race_results import write_race
 from experiments.common.race_tables import seconds_to
 from experiments.language import training as language_training
@@ -21,6 +21,7 @@ from experiments.language.__main__ import EXPERIMENT as LANGUAGE
 from experiments.pixelcnn import training as pixelcnn_training
 from experiments.pixelcnn.__main__ import EXPERIMENT as PIXELCNN
 from experiments.pixelcnn.picture import as_grid, write_png
+from experiments.pixelcnn.settings import CLIP_NORM, LEFT, SLOW
 from experiments.reinforcement.__main__ import EXPERIMENT as REINFORCEMENT
 from torch.utils.data import TensorDataset
 
@@ -100,6 +101,42 @@ def test_half_the_rate_is_tried_where_it_is_asked_for(tmp_path: Path) -> None:
     assert "At half the rate, latency constant:2" in text
     assert "| sync | 0.333 minutes | 2.0× | 0.2 | 4 | 0.813 ± 0.025 | 0 of 3 |" in text
     assert "| sync | 0.333 minutes | 2.0× | 0.4 |" not in text, "with its own rate it was run over another time"
+
+
+def test_controls_have_the_rate_of_another_method_or_a_part_of_their_own_and_equal_updates_where_they_are_to() -> None:
+    other = Method("other", quorate.BackupSync(3, 1), 4, ())
+    controls = (
+        Control("sync", 0.5, protocol="slow", share=0.5),
+        Control("other", rate_of="sync", equal_updates=True, seeds=(4, 5), latencies=("lognormal:1,0.5",)),
+    )
+    race = replace(RACE, reference="sync", untuned=(other,), controls=controls)
+    found = played(race, {"async": 0.2, "sync": 0.4, "other": 0.4})
+    assert list(found)[-5:-2] == [Trial("sync", "constant:2", 0.2, seed, 20.0, "slow") for seed in (1, 2, 3)]
+    sync, split = (
+        seconds_an_update(policy, 4, "lognormal:1,0.5") for policy in (quorate.FullSync(), quorate.BackupSync(3, 1))
+    )
+    updates = round(40.0 / sync)
+    equal = [Trial("other", "lognormal:1,0.5", 0.4, seed, float(f"{updates * split:.6g}")) for seed in (4, 5)]
+    assert list(found)[-2:] == equal and split < sync
+    assert {race.updates(trial) for trial in equal} == {updates}
+    assert race.controlled(controls[1], found, "lognormal:1,0.5") == [found[trial] for trial in equal]
+    assert race.controlled(controls[1], found) == [], "nothing under the first latency"
+    assert not any(trial.method == "other" and trial.seed == TUNING_SEED for trial in found)
+
+
+def test_the_slow_decay_of_the_pixelcnn_ends_at_its_share_and_clips_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(Race, "train", lambda self, trial, task, device, **options: seen.append((task, options)))
+    for protocol in ("", SLOW):
+        pixelcnn_training.train(Trial("7+1", "chen2016", 0.1, 1, 10_000.0, protocol), Path(), quick=True)
+    (step, unclipped), (slow, clipped) = seen
+    assert unclipped == {} and clipped == {"clip_norm": CLIP_NORM}
+    updates = slow.updates
+    assert step.share_of_lr(updates // 2) == 1.0 and step.share_of_lr(updates - 1) == LEFT
+    assert slow.share_of_lr(updates // 2) == pytest.approx(math.sqrt(LEFT), rel=0.01)
+    assert slow.share_of_lr(updates - 1) == pytest.approx(LEFT, rel=0.01)
+    shares = [slow.share_of_lr(version) for version in range(updates // 50 + 1, updates)]
+    assert shares == sorted(shares, reverse=True) and slow.share_of_lr(0) < 0.05
 
 
 def test_the_average_looks_back_over_a_share_of_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
