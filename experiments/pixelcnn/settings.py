@@ -15,8 +15,8 @@ DRAWN = "15+1"
 SLOW = "slow decay, clipped"
 #: Share of the rate that is left at the end, as in the paper (1e-4 falls to 3e-6).
 LEFT = 0.03
-#: Ten times the median norm of a gradient of one worker, some 40 in its first 1,500 updates at a rate of 2e-4, where the
-#: largest is 122: only explosions are clipped.
+#: Ten times the median norm of one worker's gradients, which is some 40 in its first 1,500 updates at a rate of 2e-4.
+#: The largest of these is 122: only explosions are clipped.
 CLIP_NORM = 400.0
 _SYNC_RATES = (1e-4, 2e-4, 4e-4, 8e-4)
 
