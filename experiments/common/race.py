@@ -93,6 +93,7 @@ class Race:
         first latency: that says more than what a longer training had by then, its rate still high.
     halved: methods that are also run at half their rate, each with a share of the time, under the first latency: shows
         whether what came out hangs on the rate, which was tuned over a shorter time.
+    own_protocol: how the race itself trains, for legends beside controls that do otherwise.
     untuned: methods that only controls have, at rates of others.
     controls: trainings beside the race, in this order, once the rest is there.
     averaged_share: the parameters measured are an average that looks back over this share of the updates; 0: none.
@@ -113,6 +114,7 @@ class Race:
     last: int = 1
     shares: tuple[float, ...] = ()
     halved: tuple[tuple[str, float], ...] = ()
+    own_protocol: str = ""
     untuned: tuple[Method, ...] = ()
     controls: tuple[Control, ...] = ()
     averaged_share: float = 0.0

@@ -117,7 +117,7 @@ def _ratio(these: Sequence[float], others: Sequence[float]) -> Spread:
     return Spread(mean, mean * math.expm1(logs.half_width), math.exp(logs.lowest), math.exp(logs.highest), logs.seeds)
 
 
-_HEAD = (
+HEAD = (
     "split",
     "s an update (theory)",
     "updates",
@@ -141,11 +141,11 @@ def summary(found: Found[Shared, Finish]) -> str:
         rows = gains(found, latency)
         if rows:
             text += f"\n## {latency} (`{LATENCIES[latency]}`), rate {rows[0].own_rate:g}\n\n"
-            text += markdown(_HEAD, [_line(row) for row in rows])
+            text += markdown(HEAD, [line(row) for row in rows])
     return text
 
 
-def _line(row: Gain) -> list[str]:
+def line(row: Gain) -> list[str]:
     return [
         f"{MACHINES - row.backups}+{row.backups}",
         f"{row.update_s:.2f} ({row.update_s_foretold:.2f})",
