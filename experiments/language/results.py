@@ -52,7 +52,7 @@ def rows(race: Race, found: Found[Trial, Point], latency: str) -> list[Backups]:
         curves = race.controlled(control, found, latency)
         if not none or len(curves) < len(none):
             continue
-        same = [] if equal is None else race.controlled(equal, found, latency)
+        same = curves if control == shared_rate(0) else [] if equal is None else race.controlled(equal, found, latency)
         method = race.method(control.method)
         reached = _seconds(race, found, latency, curves)
         made.append(

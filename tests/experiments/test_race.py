@@ -14,11 +14,15 @@ from experiments.common.curves import Point
 from experiments.common.race import TUNING_SEED, Control, Method, Race, Trial, seconds_an_update
 from experiments.common.race_results import write_race
 from experiments.common.race_tables import seconds_to
+from experiments.common.spread import spread_of
+from experiments.language import results as language_results
 from experiments.language import training as language_training
 from experiments.language.__main__ import EXPERIMENT as LANGUAGE
+from experiments.language.settings import OWN_RATE, shared_rate
+from experiments.pixelcnn import results as pixelcnn_results
 from experiments.pixelcnn import training as pixelcnn_training
 from experiments.pixelcnn.__main__ import EXPERIMENT as PIXELCNN
-from experiments.pixelcnn.settings import CLIP_NORM, LEFT, SLOW
+from experiments.pixelcnn.settings import CLIP_NORM, LEFT, ONE, SLOW
 from experiments.reinforcement.__main__ import EXPERIMENT as REINFORCEMENT
 from torch.utils.data import TensorDataset
 
@@ -134,6 +138,53 @@ def test_the_slow_decay_of_the_pixelcnn_ends_at_its_share_and_clips_everybody(mo
     assert slow.share_of_lr(updates - 1) == pytest.approx(LEFT, rel=0.01)
     shares = [slow.share_of_lr(version) for version in range(updates // 50 + 1, updates)]
     assert shares == sorted(shares, reverse=True) and slow.share_of_lr(0) < 0.05
+
+
+def test_the_better_of_two_rates_gives_the_hours_and_a_seed_that_is_missing_or_never_there_is_not_a_mean() -> None:
+    best = {"async 16": 1.25e-5, "async 8": 2.5e-5, ONE: 2e-4, "7+1": 4e-4, "15+1": 4e-4, "8+0": 4e-4, "16+0": 2e-4}
+    race = PIXELCNN.full
+    found = played(race, best)
+    assert [pixelcnn_results.better(race, found, name) for name in (ONE, "7+1", "16+0")] == [1.0, 1.0, 0.5]
+    assert pixelcnn_results.end(race, found, "16+0", 0.5) == spread_of([0.11, 0.12, 0.13])
+    aims = pixelcnn_results.targets(race, found)
+    assert aims == pytest.approx([0.13 + 3 / 8, 0.13 + 2 / 8, 0.13])
+    quarter = 20_000 / 4 / 3600
+    reached = pixelcnn_results.hours(race, found, "16+0", aims[0])
+    assert reached is not None and reached.highest == pytest.approx(quarter)
+    control = pixelcnn_results.control(race, "16+0", 0.5)
+    assert control is not None
+    one = race.trials_of(control, found, "chen2016")[0]
+    found[one] = [point._replace(measure=point.measure + 9) for point in found[one]]
+    assert pixelcnn_results.better(race, found, "16+0") == 1.0
+    assert pixelcnn_results.hours(race, found, "16+0", aims[2]) is None
+    del found[one]
+    assert pixelcnn_results.end(race, found, "16+0", 0.5) is None
+    text = pixelcnn_results.table(race, found)
+    assert "| 16+0 | 0.0004 | 4 | 0.813 ± 0.025 | – |" in text and "never" in text
+
+
+def test_at_equal_updates_a_backup_changes_seconds_alone() -> None:
+    race = LANGUAGE.full
+    found = played(race, {"full sync": 2e-3, "14+2": 4e-3, "softsync 4": 5e-4, "async": 2.5e-4} | UNTUNED)
+    tail = race.latencies[1]
+    for trial in race.trials_of(OWN_RATE, found, tail):
+        found[trial] = [point._replace(seconds=point.seconds / 2) for point in found[trial]]
+    lines = {(line.name, line.rate): line for line in language_results.rows(race, found, tail)}
+    assert list(lines) == [("full sync", 2e-3), *((f"{16 - b}+{b}", 2e-3) for b in (1, 2, 4, 8)), ("14+2", 4e-3)]
+    none, two = lines["full sync", 2e-3], lines["14+2", 2e-3]
+    assert none.equal == none.end and none.sooner is not None and none.sooner.mean == 1.0
+    assert two.update_s < none.update_s / 4 and two.updates == none.updates, "made-up curves have four updates"
+    trials = race.trials_of(shared_rate(2, equal_updates=True), found, tail)
+    assert {race.updates(trial) for trial in trials} == {race.updates(Trial("full sync", tail, 2e-3, 1, race.seconds))}
+    assert two.equal == spread_of([race.final(found[trial]) for trial in trials])
+    assert two.sooner is None, "0.69 + …: at full sync's rate the made-up 14+2 never reaches the target"
+    own = lines["14+2", 4e-3]
+    assert own.sooner is not None and own.sooner.mean == pytest.approx(2.0)
+    assert "| 14+2 | 0.004 |" in language_results.table(race, found)
+
+
+#: Rates at which methods without a tuning of their own are best in made-up curves.
+UNTUNED = {"15+1": 2e-3, "12+4": 2e-3, "8+8": 2e-3}
 
 
 def test_the_average_looks_back_over_a_share_of_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
