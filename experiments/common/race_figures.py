@@ -30,7 +30,8 @@ def draw_panels(
     race: Race, methods: Sequence[Method], curves_of: CurvesOf, targets: dict[str, list[float]], file: Path
 ) -> None:
     """A panel for each latency, or for each group of methods: medians as thick lines, seeds as thin ones."""
-    groups = list(dict.fromkeys(method.panel for method in methods if method.panel)) or [""]
+    there = [method for method in methods if any(curves_of(method.name, latency) for latency in targets)]
+    groups = list(dict.fromkeys(method.panel for method in there if method.panel)) or [""]
     panels = [(latency, group) for latency in targets for group in groups]
     unit = unit_of(race)
     with figure_in(file, 1, len(panels), 4.0, squeeze=False, sharey=True) as drawn:
@@ -70,7 +71,7 @@ def _limits(race: Race, curves: list[list[Point]]) -> tuple[float | None, float 
 def draw_ends(race: Race, found: Found[Trial, Point], file: Path, digits: int) -> None:
     """What every seed ends with: a row for each method and time, a mark for each protocol and rate.
 
-    What is far worse is a triangle at the edge. A band is what the reference has at any rate and in any protocol.
+    What is far worse is a triangle at the edge. A band is the reference at its best.
     """
     there = {key: ends for key, ends in _ends(race, found).items() if ends}
     rows = sorted({(share, name) for share, name, _ in there}, key=lambda one: (-one[0], _order(race, one[1])))
@@ -80,33 +81,28 @@ def draw_ends(race: Race, found: Found[Trial, Point], file: Path, digits: int) -
             return
         edge = _edge(race, [end for ends in there.values() for end in ends])
         for kind, colour in zip(kinds, PALETTE, strict=False):
-            axes.plot([], [], "D" if kind[1] < 1 else "o", ms=5, mfc="none", color=colour, label=_kind(race, *kind))
-            for place, (share, name) in enumerate(rows):
-                ends = there.get((share, name, kind), [])
-                y = place + 0.18 * (kinds.index(kind) - (len(kinds) - 1) / 2)
+            marker = "D" if kind[1] < 1 else "o"
+            axes.plot([], [], marker, ms=5, mfc="none", color=colour, label=_kind(race, *kind))
+            for place, row in enumerate(rows):
+                own = [one for one in kinds if (*row, one) in there]
+                if kind not in own:
+                    continue
+                y = place + 0.2 * (own.index(kind) - (len(own) - 1) / 2)
+                ends = there[(*row, kind)]
                 near = [end for end in ends if (end >= edge if race.rising else end <= edge)]
-                far = [f"{end:.{digits}f}" for end in ends if end not in near]
-                axes.plot(near, [y] * len(near), "D" if kind[1] < 1 else "o", ms=5, mfc="none", color=colour)
-                if far:
+                axes.plot(near, [y] * len(near), marker, ms=5, mfc="none", color=colour)
+                if len(near) < len(ends):
+                    far = ", ".join(f"{end:.{digits}f}" for end in ends if end not in near)
                     axes.plot([edge], [y], "<" if race.rising else ">", ms=6, color=colour)
-                    axes.annotate(
-                        ", ".join(far), (edge, y), (-8, -3), textcoords="offset points", ha="right", fontsize=7
-                    )
-        reference = [
-            end for (share, name, _), ends in there.items() if (share, name) == (1.0, race.reference) for end in ends
-        ]
-        if reference:
-            axes.axvspan(min(reference), max(reference), color="black", alpha=0.1, lw=0, label=f"{race.reference}, any")
-        names = [
-            name if share == 1 else f"{name}, {Fraction(share).limit_denominator(9)} of the time"
-            for share, name in rows
-        ]
-        axes.set_yticks(range(len(rows)), names)
+                    axes.annotate(far, (edge, y), (4, -12), textcoords="offset points", ha="right", fontsize=8)
+        of_reference = [ends for (share, name, _), ends in there.items() if (share, name) == (1.0, race.reference)]
+        if of_reference:
+            best = (max if race.rising else min)(of_reference, key=statistics.fmean)
+            axes.axvspan(min(best), max(best), color="black", alpha=0.12, lw=0, label=f"{race.reference} at its best")
+        axes.set_yticks(range(len(rows)), [_row(*row) for row in rows])
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set_xlabel(
-            f"{race.unit}, at the end; {unit_of(race).of(race.seconds)} of virtual time unless it says less"
-        )
-        outer_legend([axes], 3)
+        axes.set_xlabel(f"{race.unit}, at the end of {unit_of(race).of(race.seconds)}, or of the share of it")
+        outer_legend([axes], 2)
 
 
 def _row(share: float, name: str) -> str:

@@ -34,7 +34,7 @@ class Language(RaceExperiment):
         if not any(race.method(trial.method) in race.untuned for trial in found):
             return []
         files = [folder / "backups.md", folder / "backups.png"]
-        files[0].write_text(results.table(race, found))
+        files[0].write_text(f"Test loss in nats, mean ± 95 % interval\n\n{results.table(race, found)}")
         results.draw(files[1], race, found)
         return files
 

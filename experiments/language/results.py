@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.common.curves import Point
+from experiments.common.curves import Point, first_reaching
 from experiments.common.drawing import COLOURS, PUBLISHED, figure_in, in_words, outer_legend
 from experiments.common.race import Race, Trial, seconds_an_update
 from experiments.common.race_tables import seconds_to
@@ -23,7 +23,8 @@ class Backups(NamedTuple):
 
     update_s: seconds per update, foretold by rounds without training.
     end: loss after all of the time. equal: loss after as many updates as full sync has in it.
-    minutes: to full sync's worst end. sooner: full sync's minutes over these, seed by seed.
+    reached: updates to full sync's worst end, seed by seed; a seed that never gets there has none.
+    minutes: to the same. sooner: full sync's minutes over these, seed by seed.
     """
 
     name: str
@@ -32,6 +33,8 @@ class Backups(NamedTuple):
     update_s: float
     end: Spread
     equal: Spread | None
+    seeds: int
+    reached: list[int]
     minutes: Spread | None
     sooner: Spread | None
 
@@ -54,7 +57,8 @@ def rows(race: Race, found: Found[Trial, Point], latency: str) -> list[Backups]:
             continue
         same = curves if control == shared_rate(0) else [] if equal is None else race.controlled(equal, found, latency)
         method = race.method(control.method)
-        reached = _seconds(race, found, latency, curves)
+        seconds = _seconds(race, found, latency, curves)
+        points = [first_reaching(one, target(race, found, latency), race.rising) for one in curves]
         made.append(
             Backups(
                 control.method,
@@ -63,8 +67,10 @@ def rows(race: Race, found: Found[Trial, Point], latency: str) -> list[Backups]:
                 seconds_an_update(method.policy, method.workers, latency),
                 spread_of([race.final(points) for points in curves]),
                 spread_of([race.final(points) for points in same]) if same else None,
-                None if reached is None else spread_of([one / 60 for one in reached]),
-                _sooner(_seconds(race, found, latency, none), reached),
+                len(curves),
+                [point.update for point in points if point is not None],
+                None if seconds is None else spread_of([one / 60 for one in seconds]),
+                _sooner(_seconds(race, found, latency, none), seconds),
             )
         )
     return made
@@ -82,39 +88,30 @@ def _sooner(none: Sequence[float] | None, some: Sequence[float] | None) -> Sprea
 
 
 def table(race: Race, found: Found[Trial, Point]) -> str:
-    text = (
-        "# Backups at full sync's rate: gain in time and gain of another rate\n\n"
-        "Test loss in nats, mean ± 95 % interval. In equal updates a backup changes seconds alone.\n"
-    )
+    """A line for each number of backups under each latency; (full sync's seconds over these) in brackets."""
+    head = ["", "split", "rate", "s an update", "updates", "loss at the end", "after full sync's updates"]
+    lines = []
     for latency in race.latencies:
-        lines = rows(race, found, latency)
-        if not lines:
-            continue
-        least = lines[0].update_s
-        head = ["split", "rate", "s an update", "full sync's over it", "updates", "loss at the end"]
-        head += ["loss after equal updates", f"minutes to {target(race, found, latency):.3f}", "sooner"]
-        text += f"\n## {in_words(latency)} (`{latency}`)\n\n" + markdown(
-            head,
-            [
+        some = rows(race, found, latency)
+        for place, one in enumerate(some):
+            all_there = len(one.reached) == one.seeds
+            lines.append(
                 [
+                    "" if place else f"{in_words(latency)}; target {target(race, found, latency):.3f}",
                     one.name,
                     f"{one.rate:g}",
-                    f"{one.update_s:.2f}",
-                    f"{least / one.update_s:.2f}",
+                    f"{one.update_s:.2f} ({some[0].update_s / one.update_s:.2f})",
                     one.updates,
                     one.end.text(3),
-                    _cell(one.equal, 3),
-                    _cell(one.minutes, 1),
-                    _cell(one.sooner, 2),
+                    "–" if one.equal is None else one.equal.text(3),
+                    spread_of([float(count) for count in one.reached]).text(0)
+                    if all_there
+                    else f"{len(one.reached)} of {one.seeds} seeds there",
+                    "–" if one.minutes is None else one.minutes.text(1),
+                    "–" if one.sooner is None else one.sooner.text(2),
                 ]
-                for one in lines
-            ],
-        )
-    return text
-
-
-def _cell(spread: Spread | None, digits: int) -> str:
-    return "–" if spread is None or math.isnan(spread.mean) else spread.text(digits)
+            )
+    return markdown([*head, "updates to the target", "minutes to it", "sooner"], lines)
 
 
 def draw(file: Path, race: Race, found: Found[Trial, Point]) -> None:
@@ -127,7 +124,15 @@ def draw(file: Path, race: Race, found: Found[Trial, Point]) -> None:
             names = [one.name for one in lines]
             seconds = [lines[0].update_s / one.update_s for one in lines]
             noisy = [one * _quorum(name) / MACHINES for one, name in zip(seconds, names, strict=True)]
-            axes.fill_between(range(len(names)), noisy, seconds, color=PUBLISHED, alpha=0.15, lw=0, label="theory")
+            axes.fill_between(
+                range(len(names)),
+                noisy,
+                seconds,
+                color=PUBLISHED,
+                alpha=0.15,
+                lw=0,
+                label="theory, from noise alone to none",
+            )
             for what, some, colour in (
                 ("full sync's rate for all", lines, COLOURS["backup"]),
                 ("its own rate", own, COLOURS["full-sync"]),

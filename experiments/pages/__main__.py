@@ -26,6 +26,8 @@ PAGES = {
         "accuracy": daily.accuracy,
     },
     REPOSITORY / "docs" / "experiments" / "contest.md": {"shared-rate": races.contest_at_one_rate},
+    REPOSITORY / "docs" / "experiments" / "language.md": {"backups": races.language_backups},
+    REPOSITORY / "docs" / "experiments" / "pixelcnn.md": {"slow-decay": races.pixelcnn_slow},
     REPOSITORY / "docs" / "delay.md": {
         "iterations": daily.iterations_with_rates,
         "accuracy": daily.accuracy_on_the_way,

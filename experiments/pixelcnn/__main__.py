@@ -20,7 +20,7 @@ from quorate.tasks.cifar10 import load_cifar10
 class PixelCnnRace(RaceExperiment):
     name = "pixelcnn"
     what = "Is async worse than one worker, and how much sooner is sync with a backup, on a PixelCNN?"
-    takes = "one GPU, some 16 minutes"
+    takes = "one GPU, some 16 minutes for one step, and longer for the slow decay"
     full, quick = FULL, QUICK
 
     def training(self, options: Options) -> Callable[[Trial], list[Point]]:
