@@ -278,9 +278,7 @@ def test_quick_runs_from_the_trials_to_the_figures(
 ) -> None:
     assert main(experiment, ["run", "--quick", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out.splitlines()
-    more = {PIXELCNN: {"ends.png", "slow.md", "slow.png"}, LANGUAGE: {"backups.md", "backups.png"}}.get(
-        experiment, set()
-    )
+    more = {"pixelcnn": ("ends.png", "slow.md", "slow.png"), "language": ("backups.md", "backups.png")}
     wanted = {"summary.md", "curves.png", "tuning.png", *more.get(experiment.name, ())}
     assert {Path(line).name for line in shown if line.startswith(str(tmp_path))} == wanted
     assert "complete" in shown
