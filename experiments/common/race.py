@@ -25,13 +25,14 @@ _TIMED_UPDATES = 3000
 
 @dataclass(frozen=True)
 class Trial:
-    """One training. seconds: how long it is, in virtual time."""
+    """One training. seconds: how long it is, in virtual time. protocol: how it is trained; "" is the race's own way."""
 
     method: str
     latency: str
     lr: float
     seed: int
     seconds: float
+    protocol: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,25 @@ class Method:
         return "#000000" if self.workers == 1 else COLOURS[self.policy.name]
 
 
+@dataclass(frozen=True)
+class Control:
+    """Trainings beside the race: a method at a rate that the race tuned, for itself or for another method.
+
+    times: the rate, as a multiple of the tuned one of `rate_of` (default: of the method itself).
+    share: of the race's time. equal_updates: instead, as many updates as the reference has in the race's time.
+    seeds, latencies: None: those of the race, and its first latency.
+    """
+
+    method: str
+    times: float = 1.0
+    rate_of: str = ""
+    protocol: str = ""
+    share: float = 1.0
+    equal_updates: bool = False
+    seeds: tuple[int, ...] | None = None
+    latencies: tuple[str, ...] | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Race:
     """Who takes part, and how long it is.
@@ -73,6 +93,9 @@ class Race:
         first latency: that says more than what a longer training had by then, its rate still high.
     halved: methods that are also run at half their rate, each with a share of the time, under the first latency: shows
         whether what came out hangs on the rate, which was tuned over a shorter time.
+    own_protocol: how the race itself trains, for legends beside controls that do otherwise.
+    untuned: methods that only controls have, at rates of others.
+    controls: trainings beside the race, in this order, once the rest is there.
     averaged_share: the parameters measured are an average that looks back over this share of the updates; 0: none.
     tuned_with: what a rate is judged by, which should not be the test data.
     last: evaluations whose mean is the final measure, and has to reach a target, where one alone is too noisy.
@@ -91,6 +114,9 @@ class Race:
     last: int = 1
     shares: tuple[float, ...] = ()
     halved: tuple[tuple[str, float], ...] = ()
+    own_protocol: str = ""
+    untuned: tuple[Method, ...] = ()
+    controls: tuple[Control, ...] = ()
     averaged_share: float = 0.0
     tuned_with: str = "held-back data"
     most_rates: int = 6
@@ -98,7 +124,7 @@ class Race:
     together: bool | None = None
 
     def method(self, name: str) -> Method:
-        return next(method for method in self.methods if method.name == name)
+        return next(method for method in (*self.methods, *self.untuned) if method.name == name)
 
     # ------------------------------------------------------------ what is trained
 
@@ -124,6 +150,27 @@ class Race:
             if name in rates:
                 half = Trial(name, self.latencies[0], rates[name] / 2, TUNING_SEED, self.part(share))
                 yield from (replace(half, seed=seed) for seed in self.seeds)
+        for control in self.controls:
+            for latency in control.latencies or self.latencies[:1]:
+                yield from self.trials_of(control, found, latency)
+
+    def trials_of(self, control: Control, found: Found[Trial, Point], latency: str) -> list[Trial]:
+        """A control's trials under a latency, a seed each; none while its rate is not known."""
+        rate = self.rate(control.rate_of or control.method, found)
+        if rate is None:
+            return []
+        seconds = self.part(control.share)
+        if control.equal_updates:
+            updates = self.updates(Trial(self.reference, latency, rate, TUNING_SEED, self.seconds))
+            method = self.method(control.method)
+            seconds = float(f"{updates * seconds_an_update(method.policy, method.workers, latency):.6g}")
+        first = Trial(control.method, latency, control.times * rate, TUNING_SEED, seconds, control.protocol)
+        return [replace(first, seed=seed) for seed in control.seeds or self.seeds]
+
+    def controlled(self, control: Control, found: Found[Trial, Point], latency: str = "") -> list[list[Point]]:
+        """The curves of a control, by default under the first latency; those that are there."""
+        trials = self.trials_of(control, found, latency or self.latencies[0])
+        return [found[trial] for trial in trials if trial in found]
 
     def part(self, share: float) -> float:
         """A share of the time, in seconds."""

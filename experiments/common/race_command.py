@@ -34,7 +34,12 @@ class RaceExperiment(Experiment):
         from experiments.common.race_results import write_race
 
         (found,) = read_all(self.name, folder, _table(folder))
-        return write_race(self._race_of(found, folder), found, folder, self.digits)
+        race = self._race_of(found, folder)
+        return [*write_race(race, found, folder, self.digits), *self.more(race, found, folder)]
+
+    def more(self, race: Race, found: Found[Trial, Point], folder: Path) -> list[Path]:
+        """Figures and tables of the experiment's own."""
+        return []
 
     def _race_of(self, found: Found[Trial, Point], folder: Path) -> Race:
         """The one that these trials are of: quick ones have other lengths."""

@@ -4,50 +4,60 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from experiments.common.curves import Point
-from experiments.common.drawing import figure_in, in_words, outer_legend, seeds
+from experiments.common.drawing import PALETTE, figure_in, in_words, outer_legend, seeds
 from experiments.common.race import Method, Race, Trial
 from experiments.common.race_tables import smoothed, unit_of
 from experiments.common.trials import Found
 
+#: The curves of a method under a latency.
+CurvesOf = Callable[[str, str], list[list[Point]]]
 #: This share of a curve is not shown in full.
 _BEGINNING = 0.1
 
 
 def draw_curves(race: Race, found: Found[Trial, Point], file: Path) -> None:
+    """Every method with its tuned rate."""
+    targets = {latency: race.all_targets(found, latency) for latency in race.latencies}
+    draw_panels(race, race.methods, lambda name, latency: race.curves(name, found, latency), targets, file)
+
+
+def draw_panels(
+    race: Race, methods: Sequence[Method], curves_of: CurvesOf, targets: dict[str, list[float]], file: Path
+) -> None:
     """A panel for each latency, or for each group of methods: medians as thick lines, seeds as thin ones."""
-    groups = list(dict.fromkeys(method.panel for method in race.methods if method.panel)) or [""]
-    panels = [(latency, group) for latency in race.latencies for group in groups]
+    there = [method for method in methods if any(curves_of(method.name, latency) for latency in targets)]
+    groups = list(dict.fromkeys(method.panel for method in there if method.panel)) or [""]
+    panels = [(latency, group) for latency in targets for group in groups]
     unit = unit_of(race)
     with figure_in(file, 1, len(panels), 4.0, squeeze=False, sharey=True) as drawn:
         for axes, (latency, group) in zip(drawn[0], panels, strict=True):
-            for method in race.methods:
-                curves = race.curves(method.name, found, latency) if method.panel in ("", group) else []
+            for method in methods:
+                curves = curves_of(method.name, latency) if method.panel in ("", group) else []
                 if curves:
                     lines = [
                         [(point.seconds / unit.seconds, point.measure) for point in smoothed(curve, race.last)]
                         for curve in curves
                     ]
                     seeds(axes, lines, method.colour, method.title, linestyle=_line(method))
-            for target in race.all_targets(found, latency):
+            for target in targets[latency]:
                 axes.axhline(target, color="#777777", lw=0.9, ls=":", label="targets" if axes is drawn[0][-1] else None)
             axes.set_xlim(0, 1.02 * race.seconds / unit.seconds)
             axes.set_xlabel(f"virtual {unit.name}")
             axes.set_title(f"{group}, {in_words(latency)}" if group else in_words(latency))
-        drawn[0][0].set_ylim(*_limits(race, found))
+        every = [one for latency in targets for method in methods for one in curves_of(method.name, latency)]
+        drawn[0][0].set_ylim(*_limits(race, every))
         drawn[0][0].set_ylabel(race.unit + (f",\nmean of {race.last} evaluations" if race.last > 1 else ""))
         axes.plot([], [], color="#777777", lw=0.7, label="single seeds")
         outer_legend(drawn[0], 4)
 
 
-def _limits(race: Race, found: Found[Trial, Point]) -> tuple[float | None, float | None]:
+def _limits(race: Race, curves: list[list[Point]]) -> tuple[float | None, float | None]:
     """How far the axis goes. The first minutes, and what goes wrong later, would squeeze the rest."""
-    curves = [
-        one for latency in race.latencies for method in race.methods for one in race.curves(method.name, found, latency)
-    ]
     there = [(point.seconds / race.seconds, point.measure) for curve in curves for point in smoothed(curve, race.last)]
     good = [y for x, y in there if x > _BEGINNING and math.isfinite(y)]
     bad = [y for x, y in there if _BEGINNING < x < 2 * _BEGINNING and math.isfinite(y)] or good
@@ -58,78 +68,79 @@ def _limits(race: Race, found: Found[Trial, Point]) -> tuple[float | None, float
     return min(best, worst) - room, max(best, worst) + room
 
 
-class _End(NamedTuple):
-    """Where a training ended. halved: it had half the tuned rate."""
+def draw_ends(race: Race, found: Found[Trial, Point], file: Path, digits: int) -> None:
+    """What every seed ends with: a row for each method and time, a mark for each protocol and rate.
 
-    method: Method
-    time: float
-    measure: float
-    halved: bool = False
-
-
-def draw_shorter(race: Race, found: Found[Trial, Point], file: Path, digits: int) -> None:
-    """What every seed ends with, by the time that it had. What is far worse is a triangle at the edge."""
-    ends = _ends(race, found)
-    reference = [race.final(curve) for curve in race.curves(race.reference, found, race.latencies[0])]
-    with figure_in(file) as axes:
-        if not reference:
+    What is far worse is a triangle at the edge. A band is the reference at its best.
+    """
+    there = {key: ends for key, ends in _ends(race, found).items() if ends}
+    rows = sorted({(share, name) for share, name, _ in there}, key=lambda one: (-one[0], _order(race, one[1])))
+    kinds = sorted({kind for _, _, kind in there}, key=lambda one: (one[0], -one[1]))
+    with figure_in(file, height=1.2 + 0.36 * max(1, len(rows))) as axes:
+        if not there:
             return
-        edge = _edge(race, [end.measure for end in ends], reference)
-        far_off: dict[tuple[float, str], list[str]] = {}
-        for end in ends:
-            is_far = end.measure < edge if race.rising else end.measure > edge
-            shift = race.methods.index(end.method) - len(race.methods) // 2 + 3 * end.halved
-            place = end.time * (1 + 0.012 * shift)
-            look = _mark(end.method, end.halved)
-            if is_far:
-                look["marker"] = "v" if race.rising else "^"
-                far_off.setdefault((place, end.method.colour), []).append(f"{end.measure:.{digits}f}")
-            axes.plot([place], [edge if is_far else end.measure], **look)
-        for (place, colour), numbers in far_off.items():
-            beside = {"xytext": (8, -3), "textcoords": "offset points", "fontsize": 7, "color": colour}
-            axes.annotate(", ".join(numbers), (place, edge), **beside, annotation_clip=False)
-        for method, halved in sorted({(end.method, end.halved) for end in ends}, key=lambda one: _order(race, *one)):
-            axes.plot(
-                [], [], **_mark(method, halved), label=f"{method.title}, half the rate" if halved else method.title
-            )
-        whole = f"{race.reference}, all of the time"
-        axes.axhspan(min(reference), max(reference), color="black", alpha=0.12, lw=0, label=whole)
-        axes.set_xscale("log")
-        times = sorted({end.time for end in ends})
-        axes.set_xticks(times, [f"{time:.3g}" for time in times])
-        axes.set_xticks([], minor=True)
-        unit = unit_of(race).name
-        axes.set(xlabel=f"virtual {unit} of training", ylabel=f"{race.unit}, at the end")
-        outer_legend([axes], 4)
+        edge = _edge(race, [end for ends in there.values() for end in ends])
+        for kind, colour in zip(kinds, PALETTE, strict=False):
+            marker = "D" if kind[1] < 1 else "o"
+            axes.plot([], [], marker, ms=5, mfc="none", color=colour, label=_kind(race, *kind))
+            for place, row in enumerate(rows):
+                own = [one for one in kinds if (*row, one) in there]
+                if kind not in own:
+                    continue
+                y = place + 0.2 * (own.index(kind) - (len(own) - 1) / 2)
+                ends = there[(*row, kind)]
+                near = [end for end in ends if (end >= edge if race.rising else end <= edge)]
+                axes.plot(near, [y] * len(near), marker, ms=5, mfc="none", color=colour)
+                if len(near) < len(ends):
+                    far = ", ".join(f"{end:.{digits}f}" for end in ends if end not in near)
+                    axes.plot([edge], [y], "<" if race.rising else ">", ms=6, color=colour)
+                    axes.annotate(far, (edge, y), (4, -12), textcoords="offset points", ha="right", fontsize=8)
+        of_reference = [ends for (share, name, _), ends in there.items() if (share, name) == (1.0, race.reference)]
+        if of_reference:
+            best = (max if race.rising else min)(of_reference, key=statistics.fmean)
+            axes.axvspan(min(best), max(best), color="black", alpha=0.12, lw=0, label=f"{race.reference} at its best")
+        axes.set_yticks(range(len(rows)), [_row(*row) for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlabel(f"{race.unit}, at the end of {unit_of(race).of(race.seconds)}, or of the share of it")
+        outer_legend([axes], 2)
 
 
-def _ends(race: Race, found: Found[Trial, Point]) -> list[_End]:
-    times = [(method, seconds, False) for method in race.methods for seconds in (*race.shorter(), race.seconds)]
-    times += [(race.method(name), race.part(share), True) for name, share in race.halved]
-    return [
-        _End(method, seconds / unit_of(race).seconds, race.final(curve), halved)
-        for method, seconds, halved in times
-        for curve in race.curves(method.name, found, race.latencies[0], seconds, 0.5 if halved else 1.0)
-    ]
+def _row(share: float, name: str) -> str:
+    return name if share == 1 else f"{name}, {Fraction(share).limit_denominator(9)} of the time"
 
 
-def _edge(race: Race, ends: list[float], reference: list[float]) -> float:
+Kind = tuple[str, float]  # protocol, multiple of the tuned rate
+
+
+def _ends(race: Race, found: Found[Trial, Point]) -> dict[tuple[float, str, Kind], list[float]]:
+    """Final measures under the first latency, by share of the time, method and kind."""
+    latency = race.latencies[0]
+    made = {
+        (share, method.name, ("", 1.0)): race.curves(method.name, found, latency, race.part(share))
+        for method in race.methods
+        for share in (1.0, *race.shares)
+    }
+    for name, share in race.halved:
+        made[share, name, ("", 0.5)] = race.curves(name, found, latency, race.part(share), 0.5)
+    for control in race.controls:
+        key = (control.share, control.method, (control.protocol, control.times))
+        made[key] = race.controlled(control, found)
+    return {key: [race.final(curve) for curve in curves] for key, curves in made.items()}
+
+
+def _edge(race: Race, ends: list[float]) -> float:
     """What is worse than this would squeeze the others."""
-    typical = statistics.median(ends)
-    best, worst = (max(ends), min(reference)) if race.rising else (min(ends), max(reference))
-    room = 1.5 * max(abs(typical - best), abs(worst - typical))
-    return typical - room if race.rising else typical + room
+    best, typical = (max if race.rising else min)(ends), statistics.median(ends)
+    return typical + 2.5 * (typical - best)
 
 
-def _mark(method: Method, halved: bool) -> dict[str, Any]:
-    """How a training is drawn: filled or open by the method, a diamond at half the rate."""
-    marker = "D" if halved else "s" if method.dashed else "o"
-    fill = "none" if method.dashed or halved else method.colour
-    return {"marker": marker, "ls": "", "ms": 5 if halved else 6, "color": method.colour, "mfc": fill}
+def _kind(race: Race, protocol: str, times: float) -> str:
+    rate = "tuned rate" if times == 1 else "half the tuned rate" if times == 0.5 else f"{times:g} × the tuned rate"
+    return f"{protocol or race.own_protocol}, {rate}" if protocol or race.own_protocol else rate
 
 
-def _order(race: Race, method: Method, halved: bool) -> tuple[bool, int]:
-    return halved, race.methods.index(method)
+def _order(race: Race, name: str) -> int:
+    return [method.name for method in (*race.methods, *race.untuned)].index(name)
 
 
 def draw_tuning(race: Race, found: Found[Trial, Point], file: Path) -> None:

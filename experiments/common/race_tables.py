@@ -53,6 +53,21 @@ def halved_table(race: Race, found: Found[Trial, Point], digits: int) -> str:
     return _ends(race, found, both, digits)
 
 
+def controls_table(race: Race, found: Found[Trial, Point], digits: int) -> str:
+    """A line for every control under each of its latencies, as far as they were run."""
+    rows = []
+    for control in race.controls:
+        for latency in control.latencies or race.latencies[:1]:
+            trials, curves = race.trials_of(control, found, latency), race.controlled(control, found, latency)
+            if curves:
+                cells = [f"{trials[0].lr:g}", unit_of(race).of(trials[0].seconds), curves[0][-1].update]
+                end = _finals(race, curves).text(digits)
+                missing = f" ({len(curves)} of {len(trials)} seeds)" * (len(curves) < len(trials))
+                rows.append([control.method, latency, control.protocol, *cells, end + missing])
+    header = ["method", "latency", "protocol", "rate", "time", "updates", f"{race.measure} at the end"]
+    return markdown(header, rows) if rows else "(not there yet)\n"
+
+
 def _ends(race: Race, found: Found[Trial, Point], which: list[tuple[str, float, float]], digits: int) -> str:
     """A line for every method, time and multiple of the tuned rate: the end, and who is where the reference ends."""
     latency = race.latencies[0]

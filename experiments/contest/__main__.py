@@ -14,6 +14,7 @@ from experiments.common.to_target import Finish, finals
 from experiments.common.trials import Table
 from experiments.contest.racing import run
 from experiments.contest.settings import Trial, all_trials, quick_trials
+from experiments.contest.shared import SEEDS, Shared, run_shared, shared_trials
 
 
 class Contest(Experiment):
@@ -23,18 +24,31 @@ class Contest(Experiment):
 
     def run(self, options: Options) -> bool:
         trials = quick_trials() if options.quick else all_trials()
+        shared = list(shared_trials(options.quick))
         return run_studies(
-            options, Study(_table(options.out), lambda _: trials, partial(run, quick=options.quick), _tell)
+            options,
+            Study(_table(options.out), lambda _: trials, partial(run, quick=options.quick), _tell),
+            Study(_shared_table(options.out), lambda _: shared, run_shared, _tell_shared),
         )
 
     def figures(self, folder: Path) -> list[Path]:
         from experiments.contest.figures import draw_all
 
-        return draw_all(folder, *read_all(self.name, folder, _table(folder)))
+        return draw_all(folder, *read_all(self.name, folder, _table(folder), _shared_table(folder)))
 
 
 def _table(folder: Path) -> Table[Trial, Finish]:
     return Table(folder / "races.csv", Trial, Finish)
+
+
+def _shared_table(folder: Path) -> Table[Shared, Finish]:
+    return Table(folder / "shared.csv", Shared, Finish)
+
+
+def _tell_shared(trial: Shared, rows: Sequence[Finish]) -> None:
+    """A line for every last seed: there are 1,500 trainings."""
+    if trial.seed == SEEDS[-1]:
+        print(f"{trial.latency}: {trial.backups} backups at {trial.lr:g}: {rows[0].seconds:.1f} s", flush=True)
 
 
 def _tell(trial: Trial, rows: Sequence[Finish]) -> None:

@@ -10,17 +10,20 @@ from experiments.common.drawing import COLOURS, Tuning, figure_in, in_words, rat
 from experiments.common.spread import Spread, markdown, spread_of
 from experiments.common.to_target import TUNING_SEED, Finish, finals
 from experiments.common.trials import Found
+from experiments.contest import shared_results
 from experiments.contest.settings import BUDGET_S, BY_NAME, LATENCIES, TARGET, Trial
+from experiments.contest.shared import Shared
 
 Races = Found[Trial, Finish]
 
 
-def draw_all(folder: Path, found: Races) -> list[Path]:
+def draw_all(folder: Path, found: Races, shared: Found[Shared, Finish]) -> list[Path]:
     """Every figure and table; gives the files."""
-    files = [folder / name for name in ("contest.png", "tuning.png", "summary.md")]
+    files = [folder / name for name in ("contest.png", "tuning.png", "shared.png", "summary.md")]
     _draw_contest(files[0], found)
     _draw_tuning(files[1], found)
-    files[2].write_text(_summary(found))
+    shared_results.draw(files[2], shared)
+    files[3].write_text(_summary(found) + shared_results.summary(shared))
     return files
 
 

@@ -1,4 +1,4 @@
-"""python -m experiments.pages [--write]: the tables of README.md, docs/results.md and docs/delay.md.
+"""python -m experiments.pages [--write]: the tables of README.md, docs/results.md, docs/delay.md and others.
 
 They come from committed data alone: results of the experiments, raw figures of the benchmarks, and what the papers
 published (experiments/published.json).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from benchmarks.pages import REPOSITORY, main
 
-from experiments.pages import chen, daily, readme
+from experiments.pages import chen, daily, races, readme
 
 PAGES = {
     REPOSITORY / "README.md": {"beside-ddp": readme.beside_ddp, "beside-async": readme.beside_async},
@@ -25,6 +25,9 @@ PAGES = {
         "iterations": daily.iterations,
         "accuracy": daily.accuracy,
     },
+    REPOSITORY / "docs" / "experiments" / "contest.md": {"shared-rate": races.contest_at_one_rate},
+    REPOSITORY / "docs" / "experiments" / "language.md": {"backups": races.language_backups},
+    REPOSITORY / "docs" / "experiments" / "pixelcnn.md": {"slow-decay": races.pixelcnn_slow},
     REPOSITORY / "docs" / "delay.md": {
         "iterations": daily.iterations_with_rates,
         "accuracy": daily.accuracy_on_the_way,

@@ -14,6 +14,7 @@ from experiments.layers import tables as layers
 from experiments.layers.study import EQUAL, MODES, USUAL
 from experiments.layers.timing import FORWARD
 from experiments.pages.found import found
+from experiments.pixelcnn import results as pixelcnn
 from experiments.pixelcnn.settings import FULL as PIXELCNN
 from experiments.pixelcnn.settings import ONE
 from experiments.published import CHEN, shown
@@ -225,11 +226,14 @@ def updates_by_rate(target: int) -> dict[float, float]:
 # ---------------------------------------------------------------- PixelCNN
 
 PIXELCNN_LATENCY = PIXELCNN.latencies[0]
-_METHODS = ("async 16", "async 8", ONE, "7+1", "15+1")
+#: With rates of their own, and one step.
+_RACED = [method.name for method in PIXELCNN.methods]
 
 
 def pixelcnn_end(name: str, share: float = 1.0, times: float = 1.0) -> Spread | None:
-    """Bits at the end of a share of the time, at so many times the tuned rate; None: not run."""
+    """Bits at the end of a share of the time with one step, at so many times the tuned rate; None: not run."""
+    if name not in _RACED:
+        return None
     curves = PIXELCNN.curves(name, found("pixelcnn"), PIXELCNN_LATENCY, PIXELCNN.part(share), times)
     return spread_of([PIXELCNN.final(points) for points in curves]) if curves else None
 
@@ -238,22 +242,65 @@ def pixelcnn_targets() -> list[float]:
     return PIXELCNN.all_targets(found("pixelcnn"), PIXELCNN_LATENCY)
 
 
+def slow_end(name: str, times: float = 1.0) -> Spread | None:
+    """Bits at the end of all of the time with the slow decay and clipping; None: not run."""
+    return pixelcnn.end(PIXELCNN, found("pixelcnn"), name, times)
+
+
+def slow_targets() -> list[float]:
+    return pixelcnn.targets(PIXELCNN, found("pixelcnn"))
+
+
+def slow_sooner(name: str, than: str = ONE) -> Spread:
+    """Hours of another method to one worker's worst end over a method's, seed by seed, with the slow decay."""
+    curves = [pixelcnn.best_curves(PIXELCNN, found("pixelcnn"), one) for one in (than, name)]
+    reached = [seconds_to(PIXELCNN, some, slow_targets()[-1]) for some in curves]
+    return spread_of([one / other for one, other in zip(*reached, strict=True)])
+
+
 def figure_9() -> str:
     rows: list[Sequence[object]] = [
-        [f"{nll} nats", "published", *(NEVER if one is None else one for one in hours.values())]
+        [f"{nll} nats", "published", *(_published_hours(hours, name) for name in pixelcnn.METHODS)]
         for nll, hours in CHEN["fig9_hours_to_nll_digitised"].items()
     ]
     rows += [
-        [f"{target:.3f} bits", "ours", *(_hours(name, target) for name in _METHODS)] for target in pixelcnn_targets()
+        [f"{target:.3f} bits", "slow decay", *(_slow_hours(name, target) for name in pixelcnn.METHODS)]
+        for target in slow_targets()
     ]
+    rows += [
+        [f"{target:.3f} bits", "one step", *(_hours(name, target) for name in pixelcnn.METHODS)]
+        for target in pixelcnn_targets()
+    ]
+    for times in (1.0, 0.5):
+        ends = _ends(slow_end(name, times) for name in pixelcnn.METHODS)
+        rows.append([_end_of(1.0, times), "slow decay", *ends])
     for share, times in ((1.0, 1.0), (1.0, 0.5), (1 / 3, 1.0), (1 / 3, 0.5), (1 / 4, 1.0)):
-        what = f"bits at the end of {PIXELCNN.part(share) / 3600:.2f} hours" + (", half the rate" if times < 1 else "")
-        rows.append([what, "ours", *_ends(pixelcnn_end(name, share, times) for name in _METHODS)])
-    return markdown(["NLL", "", *_METHODS], rows)
+        ends = _ends(pixelcnn_end(name, share, times) for name in pixelcnn.METHODS)
+        rows.append([_end_of(share, times), "one step", *ends])
+    return markdown(["NLL", "", *pixelcnn.METHODS], rows)
+
+
+def _end_of(share: float, times: float) -> str:
+    return f"bits at the end of {PIXELCNN.part(share) / 3600:.2f} hours" + (", half the rate" if times < 1 else "")
+
+
+def _published_hours(hours: dict[str, float | None], name: str) -> float | str | None:
+    if name not in hours:
+        return NONE
+    return NEVER if hours[name] is None else hours[name]
+
+
+def _slow_hours(name: str, target: float) -> str:
+    if not pixelcnn.best_curves(PIXELCNN, found("pixelcnn"), name):
+        return NONE
+    reached = pixelcnn.hours(PIXELCNN, found("pixelcnn"), name, target)
+    return NEVER if reached is None else reached.text(2)
 
 
 def _hours(name: str, target: float) -> str:
-    curves = PIXELCNN.curves(name, found("pixelcnn"), PIXELCNN_LATENCY)
+    curves = PIXELCNN.curves(name, found("pixelcnn"), PIXELCNN_LATENCY) if name in _RACED else []
+    if not curves:
+        return NONE
     seconds = seconds_to(PIXELCNN, curves, target)
     if len(seconds) < len(curves):
         return NEVER

@@ -9,6 +9,7 @@ from typing import Any
 from experiments.common import curves, race, to_target
 from experiments.common.trials import Found, Table
 from experiments.contest import settings as contest_settings
+from experiments.contest import shared as contest_shared
 from experiments.delay import rows
 from experiments.inception import settings as inception_settings
 from experiments.layers import study
@@ -20,6 +21,7 @@ from experiments.stragglers import simulated
 EXPERIMENTS = Path(__file__).parent.parent
 _TABLES: dict[str, tuple[str, Any, Any]] = {
     "contest": ("races.csv", contest_settings.Trial, to_target.Finish),
+    "contest-shared": ("shared.csv", contest_shared.Shared, to_target.Finish),
     "delay": ("curves.csv", rows.Setting, rows.Row),
     "inception": ("curves.csv", inception_settings.Trial, curves.Point),
     "language": ("curves.csv", race.Trial, curves.Point),
@@ -35,4 +37,4 @@ _TABLES: dict[str, tuple[str, Any, Any]] = {
 def found(experiment: str) -> Found[Any, Any]:
     """All trials of an experiment with their rows."""
     name, trial, row = _TABLES[experiment]
-    return Table(EXPERIMENTS / experiment / "results" / name, trial, row).read()
+    return Table(EXPERIMENTS / experiment.removesuffix("-shared") / "results" / name, trial, row).read()

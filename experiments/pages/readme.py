@@ -11,11 +11,11 @@ from experiments.common.to_target import finals
 from experiments.inception import results as inception
 from experiments.inception.settings import ASYNC, SYNC
 from experiments.language.settings import FULL as LANGUAGE
-from experiments.language.settings import FULL_SYNC
-from experiments.pages.chen import PIXELCNN_LATENCY, pixelcnn_end
+from experiments.language.settings import FULL_SYNC, shared_rate
+from experiments.pages.chen import PIXELCNN_LATENCY, pixelcnn_end, slow_end
 from experiments.pages.found import found
 from experiments.pixelcnn.settings import FULL as PIXELCNN
-from experiments.pixelcnn.settings import ONE
+from experiments.pixelcnn.settings import FULL_16, ONE
 
 PAPERS_STRAGGLERS = LANGUAGE.latencies[0]
 
@@ -50,14 +50,19 @@ def language_end(name: str) -> Spread:
     return spread_of([LANGUAGE.final(points) for points in curves])
 
 
+def language_at_one_rate(backups: int) -> Spread:
+    """The same with full sync's rate, over five seeds."""
+    curves = LANGUAGE.controlled(shared_rate(backups), found("language"), PAPERS_STRAGGLERS)
+    return spread_of([LANGUAGE.final(points) for points in curves])
+
+
 def exploded(name: str) -> int:
-    """Long PixelCNN trainings that end a tenth of a bit or more above what they once had."""
+    """Long PixelCNN trainings with one step that end a tenth of a bit or more above what they once had."""
     curves = PIXELCNN.curves(name, found("pixelcnn"), PIXELCNN_LATENCY)
     return sum(points[-1].measure > min(point.measure for point in points) + 0.1 for points in curves)
 
 
-def _bits(name: str, share: float = 1.0, times: float = 1.0) -> str:
-    end = pixelcnn_end(name, share, times)
+def _bits(end: Spread | None) -> str:
     assert end is not None
     return end.text(3)
 
@@ -89,16 +94,25 @@ def beside_async() -> str:
             "character transformer, test loss in nats: 16 machines",
             f"**{language_end('14+2').text(3)}**",
             language_end("async").text(3),
-            f"full sync: {language_end(FULL_SYNC).text(3)}",
+            f"full sync: {language_end(FULL_SYNC).text(3)}; backups at its rate: {language_at_one_rate(2).text(3)}",
             _soon(times_as_soon(LANGUAGE, "language", "14+2", "async")),
         ]
     )
     rows.append(
         [
-            "PixelCNN, test NLL in bits: 16 machines",
-            f"{_bits('15+1')}: {exploded('15+1')} of 3 seeds explode; in ¼ of the time **{_bits('15+1', 1 / 4)}**",
-            _bits("async 16"),
-            f"one machine: {_bits(ONE)}; at half the tuned rate {_bits(ONE, times=0.5)}",
+            "PixelCNN, test NLL in bits, slow decay: 16 machines",
+            f"**{_bits(slow_end('15+1'))}**",
+            "not run",
+            f"full sync: {_bits(slow_end(FULL_16))}; one machine: {_bits(slow_end(ONE))}",
+            "",
+        ]
+    )
+    rows.append(
+        [
+            "PixelCNN, one step, not clipped: 16 machines",
+            f"{_bits(pixelcnn_end('15+1'))}: {exploded('15+1')} of 3 seeds explode",
+            _bits(pixelcnn_end("async 16")),
+            f"one machine: {_bits(pixelcnn_end(ONE))}; at half the tuned rate {_bits(pixelcnn_end(ONE, times=0.5))}",
             _soon(times_as_soon(PIXELCNN, "pixelcnn", "15+1", "async 16")),
         ]
     )

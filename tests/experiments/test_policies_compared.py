@@ -10,17 +10,20 @@ import pytest
 from experiments.common.command import Experiment, main
 from experiments.common.to_target import TUNING_SEED, Finish
 from experiments.contest import settings as contest
+from experiments.contest import shared
 from experiments.contest.__main__ import EXPERIMENT as CONTEST
+from experiments.contest.shared_results import NOISE_SAMPLES, gains
 from experiments.frontier import settings as frontier
 from experiments.frontier.__main__ import EXPERIMENT as FRONTIER
 from experiments.frontier.racing import policy_of, rate_limit
 from experiments.frontier.results import async_over_sync, standings, verdict
+from experiments.pages.found import found
 from experiments.rate import settings as rate
 from experiments.rate.__main__ import EXPERIMENT as RATE
-from experiments.rate.racing import Run
-from experiments.rate.results import Law, best_backups, fitted, foretold, gain_of_backups
+from experiments.rate.racing import DIGITS_BATCH, Run
+from experiments.rate.results import Law, best_backups, fitted, foretold, gain_of_backups, updates_by_quorum
 
-from quorate.latency import parse_latency
+from quorate.latency import order_statistic_mean, parse_latency
 
 EXPERIMENTS: tuple[Experiment, ...] = (CONTEST, FRONTIER, RATE)
 
@@ -68,6 +71,30 @@ def test_every_contestant_has_as_many_rates_and_a_policy_that_fits_the_machines(
 def test_stale_methods_begin_lower_the_more_machines_there_are() -> None:
     lowest = [contest.first_rates(contest.BY_NAME["async"], machines)[0] for machines in (16, 64)]
     assert lowest[1] == lowest[0] / 4
+
+
+def test_the_gain_of_backups_at_one_rate_is_updates_times_seconds_and_that_of_another_rate_stands_apart() -> None:
+    """By hand: none takes 30 updates of 8 s, 4 backups 40 of 2 s, at their own rate 20 of 2 s."""
+    updates = {(0, 0.2): 60.0, (0, 0.4): 30.0, (4, 0.2): 20.0, (4, 0.4): 40.0}
+    made = {}
+    for (backups, lr), count in updates.items():
+        for seed in (*shared.CHOOSING_SEEDS, *shared.SEEDS):
+            end = Finish(lr, seed, count * (2.0 if backups else 8.0), count, 1.0, 0.9, 0.0, 0.0, 0)
+            made[shared.Shared("heavy tail", backups, lr, seed)] = [end]
+    none, four = gains(made, "heavy tail")
+    assert (none.own_rate, none.sooner.mean, none.by_rate.mean) == (0.4, 1.0, 1.0)
+    assert (four.own_rate, four.update_s) == (0.2, 2.0)
+    assert [four.fewer_updates.mean, four.sooner.mean] == pytest.approx([30 / 40, 3.0])
+    assert [four.by_rate.mean, four.in_all.mean] == pytest.approx([2.0, 6.0])
+    law = [1 + 31 / contest.BATCH / quorum for quorum in (16, 12)]
+    assert four.fewer_updates_foretold == pytest.approx(law[0] / law[1]) and four.fewer_updates_foretold < 1
+    arrival = [order_statistic_mean(parse_latency("pareto:0.6,1.6"), 16, quorum) for quorum in (16, 12)]
+    assert four.sooner_foretold == pytest.approx(four.fewer_updates_foretold * arrival[0] / arrival[1])
+
+
+def test_the_noise_that_theory_is_given_is_the_one_that_the_rate_experiment_measured() -> None:
+    law = fitted({n: one.mean for n, one in updates_by_quorum(found("rate"), "digits", 0.0).items()})
+    assert round(law.doubling * DIGITS_BATCH) == NOISE_SAMPLES
 
 
 # ---------------------------------------------------------------- frontier

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,18 @@ import pytest
 import torch
 from experiments.common.command import Experiment, main
 from experiments.common.curves import Point
-from experiments.common.race import TUNING_SEED, Method, Race, Trial, seconds_an_update
+from experiments.common.race import TUNING_SEED, Control, Method, Race, Trial, seconds_an_update
 from experiments.common.race_results import write_race
 from experiments.common.race_tables import seconds_to
+from experiments.common.spread import spread_of
+from experiments.language import results as language_results
 from experiments.language import training as language_training
 from experiments.language.__main__ import EXPERIMENT as LANGUAGE
+from experiments.language.settings import OWN_RATE, shared_rate
+from experiments.pixelcnn import results as pixelcnn_results
 from experiments.pixelcnn import training as pixelcnn_training
 from experiments.pixelcnn.__main__ import EXPERIMENT as PIXELCNN
-from experiments.pixelcnn.picture import as_grid, write_png
+from experiments.pixelcnn.settings import CLIP_NORM, LEFT, ONE, SLOW
 from experiments.reinforcement.__main__ import EXPERIMENT as REINFORCEMENT
 from torch.utils.data import TensorDataset
 
@@ -88,7 +90,7 @@ def test_synchronous_methods_are_also_run_with_less_time(tmp_path: Path) -> None
     text = files[0].read_text()
     assert "| one | 0.667 minutes | 1.0× | 0.4 | 4 | 0.120 ± 0.025 | 3 of 3 |" in text
     assert "| sync | 0.167 minutes | 4.0× | 0.4 | 4 | 3.083 ± 12.730 | 2 of 3 |" in text
-    assert files[-1].name == "shorter.png" and files[-1].stat().st_size > 1000
+    assert files[-1].name == "ends.png" and files[-1].stat().st_size > 1000
 
 
 def test_half_the_rate_is_tried_where_it_is_asked_for(tmp_path: Path) -> None:
@@ -100,6 +102,89 @@ def test_half_the_rate_is_tried_where_it_is_asked_for(tmp_path: Path) -> None:
     assert "At half the rate, latency constant:2" in text
     assert "| sync | 0.333 minutes | 2.0× | 0.2 | 4 | 0.813 ± 0.025 | 0 of 3 |" in text
     assert "| sync | 0.333 minutes | 2.0× | 0.4 |" not in text, "with its own rate it was run over another time"
+
+
+def test_controls_have_the_rate_of_another_method_or_a_part_of_their_own_and_equal_updates_where_they_are_to() -> None:
+    other = Method("other", quorate.BackupSync(3, 1), 4, ())
+    controls = (
+        Control("sync", 0.5, protocol="slow", share=0.5),
+        Control("other", rate_of="sync", equal_updates=True, seeds=(4, 5), latencies=("lognormal:1,0.5",)),
+    )
+    race = replace(RACE, reference="sync", untuned=(other,), controls=controls)
+    found = played(race, {"async": 0.2, "sync": 0.4, "other": 0.4})
+    assert list(found)[-5:-2] == [Trial("sync", "constant:2", 0.2, seed, 20.0, "slow") for seed in (1, 2, 3)]
+    sync, split = (
+        seconds_an_update(policy, 4, "lognormal:1,0.5") for policy in (quorate.FullSync(), quorate.BackupSync(3, 1))
+    )
+    updates = round(40.0 / sync)
+    equal = [Trial("other", "lognormal:1,0.5", 0.4, seed, float(f"{updates * split:.6g}")) for seed in (4, 5)]
+    assert list(found)[-2:] == equal and split < sync
+    assert {race.updates(trial) for trial in equal} == {updates}
+    assert race.controlled(controls[1], found, "lognormal:1,0.5") == [found[trial] for trial in equal]
+    assert race.controlled(controls[1], found) == [], "nothing under the first latency"
+    assert not any(trial.method == "other" and trial.seed == TUNING_SEED for trial in found)
+
+
+def test_the_slow_decay_of_the_pixelcnn_ends_at_its_share_and_clips_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(Race, "train", lambda self, trial, task, device, **options: seen.append((task, options)))
+    for protocol in ("", SLOW):
+        pixelcnn_training.train(Trial("7+1", "chen2016", 0.1, 1, 10_000.0, protocol), quick=True)
+    (step, unclipped), (slow, clipped) = seen
+    assert unclipped == {} and clipped == {"clip_norm": CLIP_NORM}
+    updates = slow.updates
+    assert step.share_of_lr(updates // 2) == 1.0 and step.share_of_lr(updates - 1) == LEFT
+    assert slow.share_of_lr(updates // 2) == pytest.approx(math.sqrt(LEFT), rel=0.01)
+    assert slow.share_of_lr(updates - 1) == pytest.approx(LEFT, rel=0.01)
+    shares = [slow.share_of_lr(version) for version in range(updates // 50 + 1, updates)]
+    assert shares == sorted(shares, reverse=True) and slow.share_of_lr(0) < 0.05
+
+
+def test_the_better_of_two_rates_gives_the_hours_and_a_seed_that_is_missing_or_never_there_is_not_a_mean() -> None:
+    best = {"async 16": 1.25e-5, "async 8": 2.5e-5, ONE: 2e-4, "7+1": 4e-4, "15+1": 4e-4, "8+0": 4e-4, "16+0": 2e-4}
+    race = PIXELCNN.full
+    found = played(race, best)
+    assert [pixelcnn_results.better(race, found, name) for name in (ONE, "7+1", "16+0")] == [1.0, 1.0, 0.5]
+    assert pixelcnn_results.end(race, found, "16+0", 0.5) == spread_of([0.11, 0.12, 0.13])
+    aims = pixelcnn_results.targets(race, found)
+    assert aims == pytest.approx([0.13 + 3 / 8, 0.13 + 2 / 8, 0.13])
+    quarter = 20_000 / 4 / 3600
+    reached = pixelcnn_results.hours(race, found, "16+0", aims[0])
+    assert reached is not None and reached.highest == pytest.approx(quarter)
+    control = pixelcnn_results.control(race, "16+0", 0.5)
+    assert control is not None
+    one = race.trials_of(control, found, "chen2016")[0]
+    found[one] = [point._replace(measure=point.measure + 9) for point in found[one]]
+    assert pixelcnn_results.better(race, found, "16+0") == 1.0
+    assert pixelcnn_results.hours(race, found, "16+0", aims[2]) is None
+    del found[one]
+    assert pixelcnn_results.end(race, found, "16+0", 0.5) is None
+    text = pixelcnn_results.table(race, found)
+    assert "| 16+0 | 0.0004 | 4 | 0.813 ± 0.025 | – |" in text and "never" in text
+
+
+def test_at_equal_updates_a_backup_changes_seconds_alone() -> None:
+    race = LANGUAGE.full
+    found = played(race, {"full sync": 2e-3, "14+2": 4e-3, "softsync 4": 5e-4, "async": 2.5e-4} | UNTUNED)
+    tail = race.latencies[1]
+    for trial in race.trials_of(OWN_RATE, found, tail):
+        found[trial] = [point._replace(seconds=point.seconds / 2) for point in found[trial]]
+    lines = {(line.name, line.rate): line for line in language_results.rows(race, found, tail)}
+    assert list(lines) == [("full sync", 2e-3), *((f"{16 - b}+{b}", 2e-3) for b in (1, 2, 4, 8)), ("14+2", 4e-3)]
+    none, two = lines["full sync", 2e-3], lines["14+2", 2e-3]
+    assert none.equal == none.end and none.sooner is not None and none.sooner.mean == 1.0
+    assert two.update_s < none.update_s / 4 and two.updates == none.updates, "made-up curves have four updates"
+    trials = race.trials_of(shared_rate(2, equal_updates=True), found, tail)
+    assert {race.updates(trial) for trial in trials} == {race.updates(Trial("full sync", tail, 2e-3, 1, race.seconds))}
+    assert two.equal == spread_of([race.final(found[trial]) for trial in trials])
+    assert two.sooner is None, "0.69 + …: at full sync's rate the made-up 14+2 never reaches the target"
+    own = lines["14+2", 4e-3]
+    assert own.sooner is not None and own.sooner.mean == pytest.approx(2.0)
+    assert "| 14+2 | 0.004 |" in language_results.table(race, found)
+
+
+#: Rates at which methods without a tuning of their own are best in made-up curves.
+UNTUNED = {"15+1": 2e-3, "12+4": 2e-3, "8+8": 2e-3}
 
 
 def test_the_average_looks_back_over_a_share_of_the_updates(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,22 +258,6 @@ def test_every_method_begins_with_as_many_rates(experiment: Any) -> None:
     assert len(experiment.full.seeds) >= 3 and TUNING_SEED not in experiment.full.seeds
 
 
-def test_pictures_become_a_png(tmp_path: Path) -> None:
-    images = torch.arange(3 * 3 * 2 * 2, dtype=torch.uint8).view(3, 3, 2, 2)
-    grid = as_grid(images, 2, scale=2)
-    assert grid.shape == (3, 2 * 6 + 2, 2 * 6 + 2)
-    assert grid[0, 2:6, 2:6].tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [2, 2, 3, 3], [2, 2, 3, 3]]
-    assert (grid[:, :2] == 255).all() and (grid[:, 8:, 8:] == 255).all()
-    write_png(tmp_path / "a.png", grid)
-    content = (tmp_path / "a.png").read_bytes()
-    assert content[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", content[16:24]) == (14, 14)
-    from matplotlib.image import imread
-
-    read = torch.as_tensor(imread(tmp_path / "a.png"))
-    torch.testing.assert_close((255 * read).round().to(torch.uint8).permute(2, 0, 1), grid)
-    assert zlib.crc32(b"IEND") == 0xAE426082
-
-
 def test_the_tuning_never_sees_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = Trial("15+1", "chen2016", 0.1, TUNING_SEED, 10.0)
     everything = TensorDataset(torch.arange(5000)), TensorDataset(torch.arange(9000, 9100))
@@ -209,8 +278,10 @@ def test_quick_runs_from_the_trials_to_the_figures(
 ) -> None:
     assert main(experiment, ["run", "--quick", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out.splitlines()
-    more = {"samples.png", "shorter.png"} if experiment is PIXELCNN else set()
-    wanted = {"summary.md", "curves.png", "tuning.png", *more}
+    more = {PIXELCNN: {"ends.png", "slow.md", "slow.png"}, LANGUAGE: {"backups.md", "backups.png"}}.get(
+        experiment, set()
+    )
+    wanted = {"summary.md", "curves.png", "tuning.png", *more.get(experiment.name, ())}
     assert {Path(line).name for line in shown if line.startswith(str(tmp_path))} == wanted
     assert "complete" in shown
     assert all((tmp_path / name).stat().st_size > 300 for name in wanted)
