@@ -283,7 +283,6 @@ WITHOUT_DATA = {
         "every pause, 6+2 does not": NAME,
         "hanging one after some 10 s": "a time limit, tested in tests/engines/local/test_silence.py",
         "worker 3 takes four times as long": NAME,
-        "kills worker 3": NAME,
         "Eight workers on 2 cores": NAME,
         "an update of 6+2 uses six gradients, one of 8 eight": NAME,
         "closed forms within 1 %": "tests/latency hold the laws to their closed forms",
