@@ -9,7 +9,7 @@ from experiments.common.curves import Point, first_reaching
 from experiments.common.drawing import COLOURS, band, figure_in, outer_legend
 from experiments.common.spread import Spread, markdown, spread_of
 from experiments.common.trials import Found
-from experiments.inception.settings import ASYNC, FULL, SYNC, Trial, configurations, final_accuracy
+from experiments.inception.settings import ASYNC, FULL, QUICK, SYNC, Trial, configurations, final_accuracy
 from quorate.errors import BadInput
 
 #: Test precision@1 and hours of Inception v3 on ImageNet (Chen et al. 2016, table of figure 8).
@@ -42,7 +42,7 @@ def _finals(found: Found[Trial, Point]) -> Curves:
     """By configuration, the trainings at its chosen rate: that with the most seeds, the best where several have."""
     by_name: dict[str, dict[float, list[tuple[Trial, list[Point]]]]] = {}
     for trial, points in sorted(found.items(), key=lambda item: item[0].seed):
-        if not trial.is_tuning:
+        if trial.is_usual and not trial.is_tuning and trial.epochs in (FULL.epochs, QUICK.epochs):
             by_name.setdefault(trial.name, {}).setdefault(trial.lr, []).append((trial, points))
     chosen: Curves = {}
     for one in configurations():
@@ -138,7 +138,7 @@ def _rates(found: Found[Trial, Point]) -> str:
     """The paper's second table: the initial rate of 100+6."""
     by_rate: dict[float, list[list[Point]]] = {}
     for trial, points in found.items():
-        if trial.name == "sync 100+6" and not trial.is_tuning:
+        if trial.name == "sync 100+6" and trial.is_usual and not trial.is_tuning:
             by_rate.setdefault(trial.lr, []).append(points)
     rows = [
         (

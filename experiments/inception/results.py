@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from experiments.common.curves import Point, first_reaching
 from experiments.common.spread import Spread, spread_of
 from experiments.common.trials import Found
-from experiments.inception.settings import FULL, Trial, configurations, final_accuracy, tuning_of
+from experiments.inception.settings import FULL, Length, Trial, configurations, final_accuracy, tuning_of
 
 Curves = list[list[Point]]
 
 
-def finals(found: Found[Trial, Point]) -> dict[str, Curves]:
-    """Every seed of each configuration, at its tuned rate."""
-    made = {}
+def finals(found: Found[Trial, Point], length: Length = FULL) -> dict[str, Curves]:
+    """Every seed of each configuration, at its chosen rate."""
+    return {name: by_rate(found, name, length)[rate] for name, rate in rates(found, length).items()}
+
+
+def rates(found: Found[Trial, Point], length: Length = FULL) -> dict[str, float]:
+    """By configuration: sync has the tuned rate, async that with the best mean test accuracy of those in full."""
+    made: dict[str, float] = {}
     for one in configurations():
-        best = tuning_of(one, found, FULL)[1]
-        if best is not None:
-            made[one.name] = [found[replace(best, seed=seed, epochs=FULL.epochs)] for seed in FULL.seeds]
+        there = {rate: curves for rate, curves in by_rate(found, one.name, length).items() if _all(curves, length)}
+        best = tuning_of(one, found, length)[1]
+        if one.method == "async" and there:
+            made[one.name] = max(there, key=lambda rate: accuracy(there[rate]).mean)
+        elif best is not None and best.lr in there:
+            made[one.name] = best.lr
     return made
 
 
-def by_rate(found: Found[Trial, Point], name: str) -> dict[float, Curves]:
-    """A configuration's full trainings by initial rate."""
+def _all(curves: Curves, length: Length) -> bool:
+    return len(curves) == len(length.seeds)
+
+
+def by_rate(found: Found[Trial, Point], name: str, length: Length = FULL) -> dict[float, Curves]:
+    """A configuration's full trainings by initial rate, in the order of their seeds."""
     made: dict[float, Curves] = {}
-    for trial, points in found.items():
-        if trial.name == name and not trial.is_tuning:
-            made.setdefault(trial.lr, []).append(points)
-    return dict(sorted(made.items()))
+    for trial in sorted(found, key=lambda trial: (trial.lr, trial.seed)):
+        if trial.name == name and trial.epochs == length.epochs and trial.is_usual and not trial.is_tuning:
+            made.setdefault(trial.lr, []).append(found[trial])
+    return made
 
 
 def accuracy(curves: Curves) -> Spread:
