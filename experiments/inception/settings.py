@@ -10,6 +10,7 @@ from experiments.common.curves import Point
 from experiments.common.trials import Found
 from experiments.common.tuning import tuned
 
+LATENCY = "chen2016"
 TUNING_SEED = 0
 SEEDS = (1, 2, 3)
 #: Workers that an update takes, and backups beside them; async: all workers by themselves.
@@ -25,7 +26,7 @@ _FIRST_RATES = {
     ("async", 212): (0.0004, 0.0008, 0.0016, 0.0032, 0.0064),
 }
 #: Async rates that are trained in full with every seed. The short tuning ranks these within a few points.
-_FULL_RATES = {106: (0.0008, 0.0016, 0.0032, 0.0064), 212: (0.0008, 0.0016, 0.0032, 0.0064)}
+FULL_RATES = {106: (0.0008, 0.0016, 0.0032, 0.0064), 212: (0.0008, 0.0016, 0.0032, 0.0064)}
 #: The initial rates of the second table, in units of the tuned one.
 _TABLE_OF_RATES = (0.25, 0.5, 1.0, 2.0)
 #: The initial rates whose first epochs are measured closely, in the same units.
@@ -104,6 +105,8 @@ class Length:
     grid: tuple[int, ...] = (50, 70, 80, 90, 100)  # quorums
     grid_backups: tuple[int, ...] = (0, 3, 6, 12)  # trained with the largest quorum; the others have two of them
     other_clip_norms: tuple[float, ...] = OTHER_CLIP_NORMS
+    timed_rounds: int = 1000  # of each split of the grid, without gradients
+    timed_seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
 
 
 FULL = Length(epochs=20, tuning_epochs=5, batch_size=16, train_samples=50_000, held_back=5_000)
@@ -124,6 +127,8 @@ QUICK = Length(
     early_seeds=(1,),
     grid=(3, 6),
     grid_backups=(0, 1),
+    timed_rounds=3,
+    timed_seeds=(1,),
 )
 
 
@@ -163,10 +168,10 @@ def in_full(one: Trial, found: Found[Trial, Point], length: Length) -> tuple[lis
         seeds = [found.get(replace(trial, seed=seed)) for seed in length.seeds]
         return None if None in seeds else fmean(final_accuracy(points) for points in seeds if points)
 
-    if one.workers not in _FULL_RATES:
+    if one.workers not in FULL_RATES:
         best = tuning_of(one, found, length)[1]
         return [], None if best is None else replace(best, epochs=length.epochs)
-    rates = _FULL_RATES[one.workers]
+    rates = FULL_RATES[one.workers]
     return tuned(rates, lambda rate: replace(one, lr=rate, epochs=length.epochs), mean, len(rates) + 1)
 
 
@@ -214,8 +219,8 @@ def wanted(found: Found[Trial, Point], length: Length) -> Iterable[Trial]:
     edges: list[Trial] = []
     for workers, (rates, _) in full.items():
         trials = [replace(one, seed=seed) for one in rates for seed in length.seeds]
-        yield from (one for one in trials if one.lr in _FULL_RATES[workers])
-        edges += (one for one in trials if one.lr not in _FULL_RATES[workers])
+        yield from (one for one in trials if one.lr in FULL_RATES[workers])
+        edges += (one for one in trials if one.lr not in FULL_RATES[workers])
     for best in sync:
         if best.quorum in EARLY_QUORUMS:
             yield from early(best, length)

@@ -9,10 +9,9 @@ from torch.utils.data import TensorDataset
 import quorate
 from experiments.common.curves import Point, train_curve
 from experiments.common.made_up import pictures as made_up
-from experiments.inception.settings import FULL, QUICK, Length, Trial
+from experiments.inception.settings import FULL, LATENCY, QUICK, Length, Trial
 from quorate.tasks.cifar10 import Cifar10Inception, load_cifar10
 
-LATENCY = "chen2016"
 #: The learning rate at the end, as a share of that at the start; the paper's 0.94 every two epochs comes to less.
 FINAL_SHARE = 0.01
 #: Updates between measurements of a training that stops early.

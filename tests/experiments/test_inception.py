@@ -10,16 +10,17 @@ from experiments.common.command import main
 from experiments.common.curves import Point
 from experiments.inception import results
 from experiments.inception.__main__ import EXPERIMENT
-from experiments.inception.figures import PUBLISHED
 from experiments.inception.settings import FULL, Trial, configurations, grid, tuning_of, wanted
 from experiments.inception.training import learning, train
+from experiments.published import CHEN
 
 
 @pytest.mark.experiments
 def test_quick_runs_from_the_trials_to_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(EXPERIMENT, ["run", "--quick", "--out", str(tmp_path)]) == 0
     assert "complete" in capsys.readouterr().out
-    assert {file.name for file in tmp_path.iterdir()} == {"curves.csv", "curves.png", "tuning.png", "summary.md"}
+    drawn = {"curves.png", "tuning.png", "early.png", "grid.png", "summary.md"}
+    assert {file.name for file in tmp_path.iterdir()} == {"curves.csv", "rounds.csv", *drawn}
     assert "async 53" in (tmp_path / "summary.md").read_text()
 
 
@@ -28,7 +29,7 @@ def _found(accuracy: float) -> list[Point]:
 
 
 def test_the_paper_has_the_same_configurations() -> None:
-    assert {one.name for one in configurations()} == set(PUBLISHED)
+    assert {one.name for one in configurations()} == set(CHEN["fig8"])
     assert sorted(one.workers for one in configurations()) == [53, 53, 106, 106, 212, 212]
 
 
@@ -47,7 +48,7 @@ def _usual(found: dict[Trial, list[Point]]) -> list[Trial]:
     return [
         trial
         for trial in wanted(found, FULL)
-        if trial.is_usual and not trial.is_tuning and trial.epochs == FULL.epochs and trial.name in PUBLISHED
+        if trial.is_usual and not trial.is_tuning and trial.epochs == FULL.epochs and trial.name in CHEN["fig8"]
     ]
 
 
@@ -55,7 +56,9 @@ def test_first_rates_are_tried_then_the_best_is_trained_with_every_seed() -> Non
     tried = list(wanted({}, FULL))
     assert all(trial.is_tuning for trial in tried) and len(tried) == 6 * FULL.first_rates
     finals = _usual(_tuned())
-    assert {(trial.name, trial.seed) for trial in finals} == {(name, seed) for name in PUBLISHED for seed in FULL.seeds}
+    assert {(trial.name, trial.seed) for trial in finals} == {
+        (name, seed) for name in CHEN["fig8"] for seed in FULL.seeds
+    }
     rates = {trial.lr / _middle(trial) for trial in finals if trial.name == "sync 100+6"}
     assert rates == {0.25, 0.5, 1.0, 2.0}
     one_rate = {trial.name for trial in finals if trial.lr != _middle(trial)}
@@ -102,9 +105,9 @@ def test_a_grid_has_every_quorum_without_backups_and_with_six_and_the_largest_wi
 
 
 def test_a_training_that_stops_early_has_the_schedule_of_a_whole_one() -> None:
-    whole, stopped = (train(Trial("sync", 3, 0, 0.1, 1, 2, stop=stop), quick=True) for stop in (0, 1))
+    whole, stopped = (train(Trial("sync", 12, 0, 0.1, 1, 2, stop=stop), quick=True) for stop in (0, 1))
     assert stopped[-1] == whole[0] and whole[-1].update == 2 * stopped[-1].update
-    assert len(stopped) > 5
+    assert [point.update for point in stopped] == [4, 6]
 
 
 def test_the_average_looks_back_as_many_samples_whatever_an_update_takes() -> None:
