@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from experiments.common.command import main
 from experiments.common.curves import Point
-from experiments.inception import results
+from experiments.inception import results, tables
 from experiments.inception.__main__ import EXPERIMENT
 from experiments.inception.settings import FULL, Trial, configurations, grid, tuning_of, wanted
+from experiments.inception.timing import Seconds, Split, seconds_a_round
 from experiments.inception.training import learning, train
 from experiments.published import CHEN
 
@@ -94,8 +95,7 @@ def test_a_training_is_chosen_by_its_mean_and_not_before_it_has_every_seed() -> 
     del found[last]
     assert results.rates(found)["async 212"] == 0.0016
     for odd in ({"clip": 1.0}, {"stop": 4}, {"average": 0.0}, {"epochs": 40}):
-        found[replace(last, **odd)] = _found(0.99)
-    assert results.rates(found)["async 212"] == 0.0016
+        assert results.rates({**found, replace(last, **odd): _found(0.99)})["async 212"] == 0.0016, odd
 
 
 def test_a_grid_has_every_quorum_without_backups_and_with_six_and_the_largest_with_every_number() -> None:
@@ -118,3 +118,69 @@ def test_the_average_looks_back_as_many_samples_whatever_an_update_takes() -> No
 
 def test_without_an_average_the_last_parameters_are_measured() -> None:
     assert learning(Trial("sync", 100, 6, 0.1, 1, 1, average=0.0), 1600, 50_000)["ema"] is None
+
+
+def _straight(trial: Trial, updates: float) -> list[Point]:
+    """A training that is at 60 % after so many updates."""
+    return [Point(0, 0.0, 0, 0.0, 1.0), Point(round(2 * updates), 2.0, 0, 1.2, 1.0)]
+
+
+def _grid_with(power: float) -> dict[Trial, list[Point]]:
+    """Seeds differ by a factor, which is no matter of the exponent."""
+    found = {}
+    for one in grid(FULL):
+        for seed in FULL.seeds:
+            trial = replace(one, seed=seed)
+            found[trial] = _straight(trial, 1e6 * seed * one.quorum**power)
+    return found
+
+
+def test_the_exponent_is_fitted_seed_by_seed_over_all_quorums() -> None:
+    spread = results.grid_exponent(_grid_with(-0.85), 6, 0.6)
+    assert spread is not None and spread.seeds == 3
+    assert spread.mean == pytest.approx(-0.85, abs=1e-3) and spread.half_width < 1e-3
+    assert results.exponent([8.0, 4.0, 4.0, 2.0], [1, 2, 2, 4]) == pytest.approx(-1.0)
+
+
+def test_there_is_no_exponent_while_a_seed_of_a_split_is_missing_or_does_not_get_there() -> None:
+    found = _grid_with(-0.85)
+    middle = next(trial for trial in found if (trial.quorum, trial.backups, trial.seed) == (80, 0, 2))
+    points = found.pop(middle)
+    assert results.grid_exponent(found, 0, 0.6) is None and results.grid_exponent(found, 6, 0.6) is not None
+    found[middle] = points[:1]
+    assert results.grid_exponent(found, 0, 0.6) is None
+    assert tables.updates(found).count("not in all seeds") == len(tables.TARGETS)
+
+
+def test_what_was_not_run_is_a_dash() -> None:
+    found = _tuned()
+    assert tables.updates(found).count("–") == len(tables.TARGETS) * (len(FULL.grid) + 2)
+    assert "| – |" in tables.full_rates(found) and "| – |" in tables.long(found)
+    rounds = {Split(50, 3, seed, 10): [Seconds(1.0 + seed)] for seed in (1, 2, 3)}
+    assert "3.00 ± " in tables.splits(found, rounds)
+
+
+def test_a_training_with_seeds_missing_says_so() -> None:
+    found = _tuned()
+    for trial in _usual(found):
+        if trial.name == "async 106" and (trial.lr, trial.seed) != (0.0016, 2):
+            found[trial] = _found(0.5)
+    assert "(2 of 3 seeds)" in tables.full_rates(found)
+
+
+def test_the_early_curves_are_apart_from_others_and_by_what_is_measured() -> None:
+    found = _tuned()
+    for trial in wanted(_tuned(), FULL):
+        found.setdefault(trial, _found(0.3 if trial.average else 0.2))
+    with_average, without = (results.early(found, 100, average) for average in (0.5, 0.0))
+    assert list(with_average) == list(without) and len(with_average) == 4
+    assert {points[-1].measure for curves in with_average.values() for points in curves} == {0.3}
+    assert {points[-1].measure for curves in without.values() for points in curves} == {0.2}
+    assert all(len(curves) == len(FULL.early_seeds) for curves in without.values())
+
+
+def test_seconds_a_round_are_those_of_a_training() -> None:
+    """Compared before the end of the epoch, where batches run out."""
+    trained = train(Trial("sync", 3, 1, 0.1, seed=5, epochs=1, stop=1), quick=True)[0]
+    (timed,) = seconds_a_round(Split(3, 1, seed=5, rounds=trained.update))
+    assert timed.seconds == pytest.approx(trained.seconds / trained.update, rel=1e-6)
