@@ -20,7 +20,6 @@ from benchmarks.pages import REPOSITORY, block, main, names
 from experiments.common.made_up import pictures
 from experiments.common.spread import spread_of
 from experiments.delay.results import SECONDS, read_iteration_s
-from experiments.inception import figures as inception_figures
 from experiments.inception import results as inception
 from experiments.inception.settings import ASYNC, SYNC
 from experiments.inception.settings import FULL as INCEPTION
@@ -75,10 +74,6 @@ def test_the_command_writes_tables_into_their_pages(
     monkeypatch.setattr("sys.argv", ["pages", "--write"])
     main("what", {page: {"one": lambda: "| new |\n"}})
     assert page.read_text() == "before\n<!-- one -->\n| new |\n<!-- /one -->\nafter\n"
-
-
-def test_the_figures_of_inception_have_the_published_numbers() -> None:
-    assert {name: (one["precision"], one["hours"]) for name, one in CHEN["fig8"].items()} == inception_figures.PUBLISHED
 
 
 def test_the_seconds_of_the_delay_experiment_are_those_of_the_first_measurement() -> None:
