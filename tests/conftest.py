@@ -8,6 +8,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ torch.set_num_threads(1)  # small models gain nothing from more, and lose much w
 REPOSITORY = Path(__file__).parent.parent
 _TORCHS_OWN = ("torchinductor_", "TORCHINDUCTOR_")  # a cache folder that torch makes when it is first used
 _IGNORED_HERE = {".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__", ".coverage"}
+_OTHERS_END_S = 3.0  # shared memory of a program beside the tests is removed soon after that program ended
 
 
 #: By marker, how many of its tests this session leaves out.
@@ -155,6 +157,10 @@ def leak_police(request: pytest.FixtureRequest, private_temporary_folder: None) 
     left = Belongings().left_behind(before)
     if left:
         gc.collect()  # what only waits for the garbage collector is not left behind
+        left = Belongings().left_behind(before)
+    end = time.monotonic() + _OTHERS_END_S
+    while set(left) == {"shared memory"} and time.monotonic() < end:  # of a process outside that has just ended
+        time.sleep(0.1)
         left = Belongings().left_behind(before)
     if left:
         pytest.fail(f"{request.node.name} left behind: {left}")

@@ -12,7 +12,9 @@ from quorate.cli.app import app
 from quorate.latency import parse_latency
 from quorate.policies import POLICIES
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+REPOSITORY = Path(__file__).parent.parent
+README = (REPOSITORY / "README.md").read_text()
+REFERENCE = (REPOSITORY / "docs" / "reference.md").read_text()
 
 
 @pytest.mark.usefixtures("warm")
@@ -31,11 +33,20 @@ def test_every_policy_is_in_the_table() -> None:
         assert f"| `{name}` | `{policy.__name__}(" in README
 
 
-def test_every_latency_text_parses() -> None:
-    section = README.split("## Latency")[1].split("##")[0]
-    texts = [text for text in re.findall(r"`([^`\n]+)`", section) if re.match(r"[a-z0-9-]+(:[0-9]|$)", text)]
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize(
+    ("page", "opens", "at_least"),
+    [(README, "**Latency.**", 2), (REFERENCE, "## Latency", 7)],
+    ids=["readme", "reference"],
+)
+def test_every_latency_text_parses(page: str, opens: str, at_least: int) -> None:
+    section = page.split(opens)[1].split("##")[0]
+    texts = [text for text in re.findall(r"`([^`\n]+)`", section) if re.match(r"[a-z][a-z0-9-]*(:[0-9]|$)", text)]
     models = [text for text in texts if not text.startswith(("slow", "pauses", "spells", "trace"))]
-    assert len(models) >= 7
+    assert len(models) >= at_least
     for text in models:
         parse_latency(text)
 

@@ -12,6 +12,7 @@ from experiments.common.curves import Point
 from experiments.common.studies import Study, read_all, run_studies
 from experiments.common.trials import Table
 from experiments.inception.settings import FULL, QUICK, Trial, final_accuracy, wanted
+from experiments.inception.timing import Seconds, Split, seconds_a_round, splits
 from experiments.inception.training import train
 from quorate.tasks.cifar10 import load_cifar10
 
@@ -25,17 +26,22 @@ class Inception(Experiment):
         if not options.quick:
             load_cifar10(options.data)  # fetched once, not by every process; and what is missing is said at once
         training = partial(train, data=options.data, device=options.device, quick=options.quick)
-        trials = partial(wanted, length=QUICK if options.quick else FULL)
-        return run_studies(options, Study(_table(options.out), trials, training, _tell))
+        length = QUICK if options.quick else FULL
+        curves, rounds = _tables(options.out)
+        return run_studies(
+            options,
+            Study(rounds, partial(splits, length=length), seconds_a_round),
+            Study(curves, partial(wanted, length=length), training, _tell),
+        )
 
     def figures(self, folder: Path) -> list[Path]:
         from experiments.inception.figures import draw_all
 
-        return draw_all(folder, *read_all(self.name, folder, _table(folder)))
+        return draw_all(folder, *read_all(self.name, folder, *_tables(folder)))
 
 
-def _table(folder: Path) -> Table[Trial, Point]:
-    return Table(folder / "curves.csv", Trial, Point)
+def _tables(folder: Path) -> tuple[Table[Trial, Point], Table[Split, Seconds]]:
+    return Table(folder / "curves.csv", Trial, Point), Table(folder / "rounds.csv", Split, Seconds)
 
 
 def _tell(trial: Trial, points: Sequence[Point]) -> None:

@@ -1,155 +1,53 @@
-"""Curves and tables of the study, from its table of curves alone."""
+"""Figures of the study, from its tables of curves and of rounds alone."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from experiments.common.curves import Point, first_reaching
-from experiments.common.drawing import COLOURS, band, figure_in, outer_legend
-from experiments.common.spread import Spread, markdown, spread_of
+from experiments.common.curves import Point
+from experiments.common.drawing import COLOURS, PALETTE, PUBLISHED, band, figure_in, outer_legend, shades, ticks
 from experiments.common.trials import Found
-from experiments.inception.settings import ASYNC, FULL, SYNC, Trial, configurations, final_accuracy
+from experiments.inception import results, tables
+from experiments.inception.results import Curves
+from experiments.inception.settings import (
+    AVERAGE_EPOCHS,
+    EARLY_QUORUMS,
+    FULL_RATES,
+    GRID_BACKUPS,
+    Length,
+    Trial,
+    configurations,
+    final_accuracy,
+)
+from experiments.inception.timing import Seconds, Split
+from experiments.published import CHEN
 from quorate.errors import BadInput
 
-#: Test precision@1 and hours of Inception v3 on ImageNet (Chen et al. 2016, table of figure 8).
-PUBLISHED = {
-    "sync 50+3": (0.7835, 60.2),
-    "sync 100+6": (0.7842, 32.2),
-    "sync 200+12": (0.7813, 22.2),
-    "async 53": (0.7788, 57.5),
-    "async 106": (0.7786, 38.3),
-    "async 212": (0.7752, 40.6),
-}
 _LINES = {53: "-", 106: "--", 212: ":"}
+#: The target of the hours in the figure of the grid.
+_HOURS_TO = 0.6
 
-Curves = dict[str, list[tuple[Trial, list[Point]]]]
 
-
-def draw_all(folder: Path, found: Found[Trial, Point]) -> list[Path]:
-    """The figures and the summary; gives the files."""
-    finals = _finals(found)
+def draw_all(folder: Path, found: Found[Trial, Point], rounds: Found[Split, Seconds]) -> list[Path]:
+    """The figures and the summary; gives the files. What was not run has no figure."""
+    length = results.length_of(found)
+    finals = results.finals(found, length)
     if not finals:
         raise BadInput(f"there are no finished trainings in {str(folder)!r}; run the study first")
-    _draw_curves(folder / "curves.png", finals)
-    _draw_tuning(folder / "tuning.png", found)
-    summary = folder / "summary.md"
-    summary.write_text("\n".join([_table(finals), _pairs(finals), _targets(finals), _rates(found)]))
-    return [folder / "curves.png", folder / "tuning.png", summary]
-
-
-def _finals(found: Found[Trial, Point]) -> Curves:
-    """By configuration, the trainings at its chosen rate: that with the most seeds, the best where several have."""
-    by_name: dict[str, dict[float, list[tuple[Trial, list[Point]]]]] = {}
-    for trial, points in sorted(found.items(), key=lambda item: item[0].seed):
-        if not trial.is_tuning:
-            by_name.setdefault(trial.name, {}).setdefault(trial.lr, []).append((trial, points))
-    chosen: Curves = {}
-    for one in configurations():
-        rates = by_name.get(one.name, {})
-        if rates:
-            tuned = _tuned_rate(one, found)
-            chosen[one.name] = rates[tuned] if tuned in rates else next(iter(rates.values()))
-    return chosen
-
-
-def _tuned_rate(one: Trial, found: Found[Trial, Point]) -> float | None:
-    tuning = {trial: points for trial, points in found.items() if trial.is_tuning and trial.name == one.name}
-    return max(tuning, key=lambda trial: final_accuracy(tuning[trial])).lr if tuning else None
-
-
-def _hours(points: list[Point]) -> float:
-    return points[-1].seconds / 3600
-
-
-def _accuracy(trainings: list[tuple[Trial, list[Point]]]) -> Spread:
-    return spread_of([final_accuracy(points) for _, points in trainings])
-
-
-def _table(finals: Curves) -> str:
-    rows = []
-    for name, trainings in finals.items():
-        precision, hours = PUBLISHED[name]
-        ours = spread_of([_hours(points) for _, points in trainings])
-        rows.append(
-            (
-                name,
-                f"{100 * precision:.2f}",
-                f"{hours:.1f}",
-                f"{trainings[0][0].lr:g}",
-                _accuracy(trainings).text(2, 100),
-                ours.text(3),
-                trainings[0][1][-1].update,
-                len(trainings),
-            )
-        )
-    header = ("workers", "paper: precision", "paper: hours", "ours: rate", "accuracy", "hours", "updates", "seeds")
-    return markdown(header, rows)
-
-
-def _pairs(finals: Curves) -> str:
-    """Sync beside async on as many machines: what it has more in the end, and who is first where both get to."""
-    rows = []
-    for sync, asynchronous in zip(SYNC, ASYNC, strict=True):
-        one, other = finals.get(f"sync {sync[0]}+{sync[1]}"), finals.get(f"async {asynchronous}")
-        if not one or not other:
-            continue
-        more = [final_accuracy(mine) - final_accuracy(yours) for (_, mine), (_, yours) in zip(one, other, strict=False)]
-        # What the weaker one has in its worst seed.
-        target = min(max(_measures(points)) for _, points in one + other)
-        hours = [_hours_to(target, trainings) for trainings in (one, other)]
-        means = [spread.mean for spread in hours if spread is not None]
-        rows.append(
-            (
-                one[0][0].name,
-                other[0][0].name,
-                spread_of(more).text(1, 100),
-                f"{100 * target:.1f}",
-                *("never" if spread is None else spread.text(3) for spread in hours),
-                f"{means[1] / means[0]:.2f}" if len(means) == 2 else "–",
-            )
-        )
-    header = ("sync", "async", "points more", "common target", "sync: hours", "async: hours", "times as soon")
-    return markdown(header, rows)
-
-
-def _measures(points: list[Point]) -> list[float]:
-    return [point.measure for point in points if not math.isnan(point.measure)] or [0.0]
-
-
-def _hours_to(target: float, trainings: list[tuple[Trial, list[Point]]]) -> Spread | None:
-    """None: some never get there."""
-    reached = [first_reaching(points, target) for _, points in trainings]
-    return spread_of([point.seconds / 3600 for point in reached if point]) if all(reached) else None
-
-
-def _targets(finals: Curves) -> str:
-    """Hours to accuracies that several reach: the lowest final one, and some below."""
-    lowest = min(_accuracy(trainings).mean for trainings in finals.values())
-    targets = sorted({round(lowest * share, 3) for share in (0.9, 0.95, 0.99)})
-    rows = []
-    for name, trainings in finals.items():
-        times = [_hours_to(target, trainings) for target in targets]
-        rows.append((name, *("never" if hours is None else hours.text(3) for hours in times)))
-    return markdown(("hours to accuracy", *(f"{100 * target:.1f}" for target in targets)), rows)
-
-
-def _rates(found: Found[Trial, Point]) -> str:
-    """The paper's second table: the initial rate of 100+6."""
-    by_rate: dict[float, list[list[Point]]] = {}
-    for trial, points in found.items():
-        if trial.name == "sync 100+6" and not trial.is_tuning:
-            by_rate.setdefault(trial.lr, []).append(points)
-    rows = [
-        (
-            f"{rate:g}",
-            spread_of([final_accuracy(points) for points in some]).text(2, 100),
-            some[0][-1].update,
-            len(some),
-        )
-        for rate, some in sorted(by_rate.items())
-    ]
-    return markdown(("100+6, initial rate", "accuracy", "updates", "seeds"), rows)
+    files = [folder / "curves.png", folder / "tuning.png"]
+    _draw_curves(files[0], finals, length)
+    _draw_rates(files[1], found, length)
+    if any(trial.stop for trial in found):
+        files.append(folder / "early.png")
+        _draw_early(files[-1], found, length)
+    if any(results.split(found, quorum, 0, length) for quorum in length.grid):
+        files.append(folder / "grid.png")
+        _draw_grid(files[-1], found, rounds, length)
+    files.append(folder / "summary.md")
+    files[-1].write_text(tables.summary(found, rounds, length))
+    return files
 
 
 def _looks(trial: Trial) -> dict[str, str]:
@@ -157,22 +55,19 @@ def _looks(trial: Trial) -> dict[str, str]:
     return {"colour": COLOURS["backup" if trial.method == "sync" else "async"], "ls": _LINES[trial.workers]}
 
 
-def _place(trial: Trial) -> tuple[int, str]:
+def _placed() -> list[Trial]:
     """In a legend async stands beside sync on as many machines."""
-    return trial.workers, trial.method
+    return sorted(configurations(), key=lambda trial: (trial.workers, trial.method))
 
 
-def _draw_curves(file: Path, finals: Curves) -> None:
+def _draw_curves(file: Path, finals: dict[str, Curves], length: Length) -> None:
     with figure_in(file, 1, 2, 4.2, sharey=True) as (over_hours, over_epochs):
-        for name, trainings in sorted(finals.items(), key=lambda item: _place(item[1][0][0])):
-            looks = _looks(trainings[0][0])
-            curves = [points for _, points in trainings]
-            hours = [[(point.seconds / 3600, 100 * point.measure) for point in points] for points in curves]
-            epochs = [
-                [(point.samples / FULL.train_samples, 100 * point.measure) for point in points] for points in curves
-            ]
-            band(over_hours, hours, name=name, **looks)
-            band(over_epochs, epochs, name=name, **looks)
+        for one in _placed():
+            curves = finals.get(one.name)
+            if curves:
+                hours = [[(point.seconds / 3600, 100 * point.measure) for point in points] for points in curves]
+                band(over_hours, hours, name=one.name, **_looks(one))
+                band(over_epochs, _over_epochs(curves, length), name=one.name, **_looks(one))
         over_hours.set(xscale="log", xlabel="virtual hours", ylabel="test accuracy, %")
         over_hours.xaxis.set_major_formatter("{x:g}")
         over_epochs.set(xlabel="epochs of samples applied")
@@ -180,20 +75,118 @@ def _draw_curves(file: Path, finals: Curves) -> None:
         outer_legend([over_epochs], 3)
 
 
-def _draw_tuning(file: Path, found: Found[Trial, Point]) -> None:
-    with figure_in(file) as axes:
-        for one in sorted(configurations(), key=_place):
+def _over_epochs(curves: Curves, length: Length) -> list[list[tuple[float, float]]]:
+    return [[(point.samples / length.train_samples, 100 * point.measure) for point in points] for points in curves]
+
+
+def _draw_rates(file: Path, found: Found[Trial, Point], length: Length) -> None:
+    """The tuning, and async at several rates in full length."""
+    with figure_in(file, 1, 2, 4.0) as (tuning, full):
+        for one in _placed():
+            looks = _looks(one)
+            marks: dict[str, Any] = {"ms": 4, "color": looks["colour"], "ls": looks["ls"], "label": one.name}
             tried = sorted(
                 (trial.lr, 100 * final_accuracy(points))
                 for trial, points in found.items()
                 if trial.is_tuning and trial.name == one.name
             )
             if tried:
-                looks = _looks(one)
-                axes.plot(*zip(*tried, strict=True), "o", ms=4, color=looks["colour"], ls=looks["ls"], label=one.name)
-        axes.set(
+                tuning.plot(*zip(*tried, strict=True), "o", **marks)
+            ended = {rate: results.accuracy(some) for rate, some in results.by_rate(found, one.name, length).items()}
+            if one.method == "async" and ended:
+                means = [100 * spread.mean for spread in ended.values()]
+                full.plot(list(ended), means, "o", **marks)
+                for rate, spread in ended.items():
+                    full.plot([rate] * 2, [100 * spread.lowest, 100 * spread.highest], color=looks["colour"], lw=1)
+        tuning.set(
+            title=f"tuning: {length.tuning_epochs} epochs, one seed",
             xscale="log",
             xlabel="initial learning rate",
-            ylabel="accuracy on pictures held back,\nafter the short training, %",
+            ylabel="accuracy on pictures held back, %",
         )
-        outer_legend([axes], 3)
+        full.set(
+            title=f"async: {length.epochs} epochs, three seeds",
+            xscale="log",
+            xlabel="initial learning rate",
+            ylabel="test accuracy, %",
+        )
+        names = [f"async {workers}" for workers in FULL_RATES]
+        ticks(full, "x", sorted({rate for name in names for rate in results.by_rate(found, name, length)}))
+        outer_legend([tuning], 3)
+
+
+def _draw_early(file: Path, found: Found[Trial, Point], length: Length) -> None:
+    """With the average of the parameters above, without it below."""
+    with figure_in(file, 2, len(EARLY_QUORUMS), 5.6, sharex=True, sharey=True) as panels:
+        for column, quorum in enumerate(EARLY_QUORUMS):
+            for row, average in enumerate((AVERAGE_EPOCHS, 0.0)):
+                axes = panels[row][column]
+                by_rate = results.early(found, quorum, average)
+                for colour, (rate, curves) in zip(PALETTE, by_rate.items(), strict=False):
+                    band(axes, _over_epochs(curves, length), colour, f"rate {rate:g}")
+                measured = "average of the parameters" if average else "last parameters"
+                axes.set(title=f"N = {quorum}, {measured} measured")
+            panels[-1][column].set_xlabel("epochs of samples applied")
+        for row in panels:
+            row[0].set_ylabel("test accuracy, %")
+        outer_legend(panels.flat, 4)
+
+
+def _draw_grid(file: Path, found: Found[Trial, Point], rounds: Found[Split, Seconds], length: Length) -> None:
+    with figure_in(file, 2, 2, 6.2) as ((updates, seconds), (ends, hours)):
+        _draw_updates(updates, found, length)
+        for colour, quorum in zip(shades(len(length.grid)), length.grid, strict=True):
+            timed = {b: results.seconds_a_round(rounds, quorum, b) for b in length.grid_backups}
+            line = [(b, spread.mean) for b, spread in timed.items() if spread]
+            reached = results.reaching(results.split(found, quorum, min(timed), length), _HOURS_TO)
+            for axes, scale in ((seconds, 1.0), (hours, fmean(one.update for one in reached) / 60 if reached else 0.0)):
+                if scale and line:
+                    here = [(b, scale * value) for b, value in line]
+                    axes.plot(*zip(*here, strict=True), "o-", ms=4, color=colour, label=f"N = {quorum}")
+        for backups, colour in zip((0, GRID_BACKUPS), PALETTE, strict=False):
+            there = [(quorum, results.split(found, quorum, backups, length)) for quorum in length.grid]
+            curves = [
+                [(quorum, 100 * final_accuracy(some[seed])) for quorum, some in there if some]
+                for seed in range(len(length.seeds))
+            ]
+            if any(curves):
+                band(ends, curves, colour, f"b = {backups}", marker="o", ms=4)
+        for backups, colour in zip(length.grid_backups[1::2], PALETTE[2:], strict=False):
+            largest = max(length.grid)
+            some = results.split(found, largest, backups, length)
+            if some and backups != GRID_BACKUPS:
+                value = 100 * results.accuracy(some).mean
+                ends.plot([largest], [value], "D", ms=5, color=colour, label=f"b = {backups}")
+        seconds.set(title="seconds a round", xlabel="backups b", ylabel="virtual seconds")
+        hours.set(title=f"time to {100 * _HOURS_TO:g} % accuracy", xlabel="backups b", ylabel="virtual minutes")
+        ends.set(title=f"accuracy after {length.epochs} epochs", xlabel="quorum N", ylabel="test accuracy, %")
+        for axes in (seconds, hours):
+            ticks(axes, "x", length.grid_backups)
+        ticks(ends, "x", length.grid)
+        for axes, columns in ((updates, 3), (seconds, 3), (ends, 4), (hours, 3)):
+            _legend_above(axes, columns)
+
+
+def _draw_updates(axes: Any, found: Found[Trial, Point], length: Length) -> None:
+    """Updates to accuracies over quorums, as shares of those of the largest."""
+    largest = max(length.grid)
+    theirs = {int(n): value for n, value in CHEN["fig5_iterations_thousands"].items()}
+    axes.plot(list(theirs), [value / theirs[100] for value in theirs.values()], "s-", ms=4, color=PUBLISHED)
+    axes.get_lines()[-1].set_label("published")
+    for colour, target in zip(PALETTE, tables.TARGETS, strict=False):
+        means = {quorum: results.updates_to(results.split(found, quorum, 0, length), target) for quorum in length.grid}
+        if means[largest] == means[largest]:
+            shares = [value / means[largest] for value in means.values()]
+            axes.plot(list(means), shares, "o-", ms=4, color=colour, label=f"to {100 * target:g} %")
+    axes.set(title="updates, as a share of those at N = 100", xlabel="quorum N", ylabel="share")
+    axes.set(xscale="log", yscale="log")
+    ticks(axes, "x", length.grid)
+    ticks(axes, "y", (1, 1.2, 1.4, 1.6, 1.8, 2.0))
+
+
+def _legend_above(axes: Any, columns: int) -> None:
+    """Between a panel and its title."""
+    names = axes.get_legend_handles_labels()[1]
+    if names:
+        axes.set_title(axes.get_title(), pad=6 + 15 * -(-len(names) // columns))
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, frameon=False, fontsize=8.5)

@@ -9,25 +9,22 @@ from torch.utils.data import TensorDataset
 import quorate
 from experiments.common.curves import Point, train_curve
 from experiments.common.made_up import pictures as made_up
-from experiments.inception.settings import FULL, QUICK, Length, Trial
+from experiments.inception.settings import FULL, LATENCY, QUICK, Length, Trial
 from quorate.tasks.cifar10 import Cifar10Inception, load_cifar10
 
-LATENCY = "chen2016"
 #: The learning rate at the end, as a share of that at the start; the paper's 0.94 every two epochs comes to less.
 FINAL_SHARE = 0.01
-#: The average of the parameters looks back so many epochs; the paper's 0.9999 is a third of one to two.
-EMA_EPOCHS = 0.5
-#: Global norm that async gradients are clipped to, which the paper says they need and synchronous ones do not.
-CLIP_NORM = 2.0
+#: Updates between measurements of a training that stops early.
+EARLY_EVERY = 4
 
 
 def train(trial: Trial, data: Path | None = None, device: str = "cpu", quick: bool = False) -> list[Point]:
-    """Train to the end, and measure about once an epoch."""
+    """Train to the end, and measure about once an epoch; a training that stops early every few updates."""
     length = QUICK if quick else FULL
     per_update = length.batch_size * trial.quorum
     pictures = _pictures(trial, length, data, quick)
     samples = len(pictures[0])
-    updates = round(trial.epochs * samples / per_update)
+    updates = round((trial.stop or trial.epochs) * samples / per_update)
     return train_curve(
         Cifar10Inception(
             pictures,
@@ -44,7 +41,7 @@ def train(trial: Trial, data: Path | None = None, device: str = "cpu", quick: bo
         batch_size=length.batch_size,
         seed=trial.seed,
         **learning(trial, per_update, samples),
-        evaluate_every=max(1, round(samples / per_update)),
+        evaluate_every=EARLY_EVERY if trial.stop else max(1, round(samples / per_update)),
     )
 
 
@@ -60,5 +57,5 @@ def _pictures(trial: Trial, length: Length, data: Path | None, quick: bool) -> t
 
 def learning(trial: Trial, per_update: int, samples: int) -> dict[str, float | None]:
     """The same average in samples, however many an update takes."""
-    ema = max(0.0, 1 - per_update / (EMA_EPOCHS * samples))
-    return {"ema": ema, "clip_norm": CLIP_NORM if trial.method == "async" else None}
+    ema = max(0.0, 1 - per_update / (trial.average * samples)) if trial.average else None
+    return {"ema": ema, "clip_norm": trial.clip or None}

@@ -1,4 +1,4 @@
-"""python -m experiments.pages [--write]: the tables of README.md, docs/results.md, docs/delay.md and others.
+"""python -m experiments.pages [--write]: the tables of README.md and of pages in docs.
 
 They come from committed data alone: results of the experiments, raw figures of the benchmarks, and what the papers
 published (experiments/published.json).
@@ -6,9 +6,19 @@ published (experiments/published.json).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from benchmarks.pages import REPOSITORY, main
 
+from experiments.inception import tables as inception
 from experiments.pages import chen, daily, races, readme
+from experiments.pages.found import found
+
+
+def _inception(make: Callable[[Any], str]) -> Callable[[], str]:
+    return lambda: make(found("inception"))
+
 
 PAGES = {
     REPOSITORY / "README.md": {"beside-ddp": readme.beside_ddp, "beside-async": readme.beside_async},
@@ -31,6 +41,12 @@ PAGES = {
     REPOSITORY / "docs" / "delay.md": {
         "iterations": daily.iterations_with_rates,
         "accuracy": daily.accuracy_on_the_way,
+    },
+    REPOSITORY / "docs" / "experiments" / "inception.md": {
+        "pairs": _inception(inception.pairs),
+        "seconds": _inception(inception.seconds),
+        "initial-rates": _inception(inception.initial_rates),
+        "splits": lambda: inception.splits(found("inception"), found("inception/rounds")),
     },
 }
 

@@ -12,6 +12,7 @@ from experiments.contest import settings as contest_settings
 from experiments.contest import shared as contest_shared
 from experiments.delay import rows
 from experiments.inception import settings as inception_settings
+from experiments.inception import timing as inception_timing
 from experiments.layers import study
 from experiments.rate import racing
 from experiments.rate import settings as rate_settings
@@ -21,9 +22,10 @@ from experiments.stragglers import simulated
 EXPERIMENTS = Path(__file__).parent.parent
 _TABLES: dict[str, tuple[str, Any, Any]] = {
     "contest": ("races.csv", contest_settings.Trial, to_target.Finish),
-    "contest-shared": ("shared.csv", contest_shared.Shared, to_target.Finish),
+    "contest/shared": ("shared.csv", contest_shared.Shared, to_target.Finish),
     "delay": ("curves.csv", rows.Setting, rows.Row),
     "inception": ("curves.csv", inception_settings.Trial, curves.Point),
+    "inception/rounds": ("rounds.csv", inception_timing.Split, inception_timing.Seconds),
     "language": ("curves.csv", race.Trial, curves.Point),
     "layers": ("depth.csv", study.Depth, study.Staleness),
     "pixelcnn": ("curves.csv", race.Trial, curves.Point),
@@ -35,6 +37,6 @@ _TABLES: dict[str, tuple[str, Any, Any]] = {
 
 @cache
 def found(experiment: str) -> Found[Any, Any]:
-    """All trials of an experiment with their rows."""
+    """All trials of an experiment with their rows; an experiment with two tables has "experiment/table", too."""
     name, trial, row = _TABLES[experiment]
-    return Table(EXPERIMENTS / experiment.removesuffix("-shared") / "results" / name, trial, row).read()
+    return Table(EXPERIMENTS / experiment.split("/")[0] / "results" / name, trial, row).read()

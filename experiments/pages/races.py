@@ -16,7 +16,7 @@ from experiments.pixelcnn.settings import FULL as PIXELCNN
 def contest_at_one_rate() -> str:
     rows = []
     for latency, model in LATENCIES.items():
-        for place, gain in enumerate(shared_results.gains(found("contest-shared"), latency)):
+        for place, gain in enumerate(shared_results.gains(found("contest/shared"), latency)):
             rows.append(["" if place else in_words(model), *shared_results.line(gain)])
     return markdown(["", *shared_results.HEAD], rows)
 

@@ -282,7 +282,7 @@ def _read(
             check_next(check, path, record)
             yield record
     if check.records == 0:
-        raise BadInput(f"trace {str(path)!r} is empty: its run was killed before it recorded anything")
+        raise BadInput(is_empty(path))
     if check.has_ended or end_bytes is not None:
         return
     if left_out is None:
@@ -290,6 +290,11 @@ def _read(
             f"trace {str(path)!r} is torn: it stops at line {check.records} without an end; its run broke off"
         )
     left_out(f"{path.name} stops at line {check.records} without an end: its run broke off, or still goes on")
+
+
+def is_empty(path: Path) -> str:
+    """What to say about an empty trace."""
+    return f"trace {str(path)!r} is empty: its run was killed before it recorded anything"
 
 
 def holds_nothing(run: Path) -> bool:

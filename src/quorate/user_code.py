@@ -121,8 +121,9 @@ def _files_of(text: str) -> Iterator[Path]:
             continue
         found = (finder.find_spec(name, folders, None) for finder in sys.meta_path)
         spec = next((one for one in found if one is not None), None)
-        if spec is None:
-            return  # loading will report that there is no such module
+        if spec is None:  # a script's own module, say: its folder is not where this program looks
+            yield Path(name)
+            return
         if spec.origin is not None:
             yield Path(spec.origin)
         folders = spec.submodule_search_locations

@@ -171,8 +171,8 @@ def test_a_supervisor_that_only_knows_resume_gets_a_run_started(
 def test_a_folder_with_an_empty_trace_can_be_used(quorate_command: Quorate, here: Path) -> None:
     (here / "run").mkdir()
     (here / "run" / "trace.jsonl").touch()
-    for command in ("replay", "report", "plan"):
-        ran = quorate_command(command, "run")
+    for command in (["replay"], ["report"], ["plan"], ["watch", "--terminal"], ["watch", "--json"]):
+        ran = quorate_command(*command, "run")
         assert ran.status == 2 and "is empty: its run was killed before it recorded anything" in ran.err
     assert quorate_command(*FIRST).status == 0
     (here / "foreign").mkdir()

@@ -172,3 +172,13 @@ def test_a_project_that_was_moved_finds_its_task(quorate_command: Quorate, here:
     ran = quorate_command("replay", "run")
     assert ran.status == 2
     assert "'tasks.py' cannot be found here; give the task: --task FILE.py:Line" in ran.err
+
+
+def test_a_module_that_is_not_found_is_named_with_the_remedy(quorate_command: Quorate, here: Path) -> None:
+    """A script's own module is on the script's path, and not on that of the command."""
+    assert quorate_command("simulate", "--task", "tasks.py:Line", "--updates", 3, "--out", "run").status == 0
+    trace = here / "run" / "trace.jsonl"
+    trace.write_text(trace.read_text().replace('"tasks.py:Line"', '"scripts_own:Line"', 1))
+    ran = quorate_command("replay", "run")
+    assert ran.status == 2
+    assert "'scripts_own' cannot be found here; give the task: --task FILE.py:Line" in ran.err

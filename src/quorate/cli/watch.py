@@ -52,6 +52,7 @@ def watch(
     try:
         with signals_wait():
             from quorate.reporting.live.watcher import Follower, trace_file
+            from quorate.trace import is_empty
 
             if terminal:
                 from quorate.cli.terminal_view import watch_in_terminal
@@ -63,6 +64,8 @@ def watch(
                 raise news.damage
             if not first_look.exists and not wait:
                 raise BadInput(_no_run(run))
+            if first_look.exists and first_look.size_bytes == 0 and not wait:
+                raise BadInput(f"{is_empty(first_look.path)}. Add --wait to wait for its next start")
         if json:
             from quorate.cli.terminal_view import state_now
 
