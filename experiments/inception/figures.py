@@ -80,8 +80,10 @@ def _over_epochs(curves: Curves, length: Length) -> list[list[tuple[float, float
 
 
 def _draw_rates(file: Path, found: Found[Trial, Point], length: Length) -> None:
-    """The tuning, and async at several rates in full length."""
-    with figure_in(file, 1, 2, 4.0) as (tuning, full):
+    """The tuning; and async at several rates in full length, where that was run."""
+    several = any(len(results.by_rate(found, f"async {workers}", length)) > 1 for workers in FULL_RATES)
+    with figure_in(file, 1, 1 + several, 4.0, squeeze=False) as panels:
+        tuning, full = panels[0][0], panels[0][-1] if several else None
         for one in _placed():
             looks = _looks(one)
             marks: dict[str, Any] = {"ms": 4, "color": looks["colour"], "ls": looks["ls"], "label": one.name}
@@ -93,7 +95,7 @@ def _draw_rates(file: Path, found: Found[Trial, Point], length: Length) -> None:
             if tried:
                 tuning.plot(*zip(*tried, strict=True), "o", **marks)
             ended = {rate: results.accuracy(some) for rate, some in results.by_rate(found, one.name, length).items()}
-            if one.method == "async" and ended:
+            if full is not None and one.method == "async" and ended:
                 means = [100 * spread.mean for spread in ended.values()]
                 full.plot(list(ended), means, "o", **marks)
                 for rate, spread in ended.items():
@@ -104,14 +106,15 @@ def _draw_rates(file: Path, found: Found[Trial, Point], length: Length) -> None:
             xlabel="initial learning rate",
             ylabel="accuracy on pictures held back, %",
         )
-        full.set(
-            title=f"async: {length.epochs} epochs, three seeds",
-            xscale="log",
-            xlabel="initial learning rate",
-            ylabel="test accuracy, %",
-        )
-        names = [f"async {workers}" for workers in FULL_RATES]
-        ticks(full, "x", sorted({rate for name in names for rate in results.by_rate(found, name, length)}))
+        if full is not None:
+            full.set(
+                title=f"async: {length.epochs} epochs, three seeds",
+                xscale="log",
+                xlabel="initial learning rate",
+                ylabel="test accuracy, %",
+            )
+            names = [f"async {workers}" for workers in FULL_RATES]
+            ticks(full, "x", sorted({rate for name in names for rate in results.by_rate(found, name, length)}))
         outer_legend([tuning], 3)
 
 

@@ -41,11 +41,11 @@ def rates(found: Found[Trial, Point], length: Length = FULL) -> dict[str, float]
     for one in configurations():
         all_rates = by_rate(found, one.name, length)
         there = {rate: curves for rate, curves in all_rates.items() if len(curves) == len(length.seeds)}
-        best = tuning_of(one, found, length)[1]
+        best = tuned_rate(found, one.name, length)
         if one.method == "async" and there:
             made[one.name] = max(there, key=lambda rate: accuracy(there[rate]).mean)
-        elif best is not None and best.lr in there:
-            made[one.name] = best.lr
+        elif best in there:
+            made[one.name] = best
     return made
 
 
@@ -74,6 +74,19 @@ def early(found: Found[Trial, Point], quorum: int, average: float) -> dict[float
 def long(found: Found[Trial, Point], name: str, length: Length = FULL) -> Curves:
     """A configuration's trainings of twice the epochs."""
     return [found[trial] for trial in _sorted(found) if trial.name == name and trial.epochs == length.long_epochs]
+
+
+def tuned_rate(found: Found[Trial, Point], name: str, length: Length = FULL) -> float | None:
+    """What the tuning chose; None: it is not over."""
+    (one,) = (one for one in configurations() if one.name == name)
+    best = tuning_of(one, found, length)[1]
+    return None if best is None else best.lr
+
+
+def tuning_curves(found: Found[Trial, Point], name: str) -> dict[float, list[Point]]:
+    """A configuration's tuning by rate."""
+    tried = [trial for trial in _sorted(found) if trial.is_tuning and trial.name == name]
+    return {trial.lr: found[trial] for trial in tried}
 
 
 def clipped(found: Found[Trial, Point], length: Length = FULL) -> dict[float, Curves]:
@@ -165,11 +178,16 @@ def exponent(updates: Sequence[float], workers: Sequence[int]) -> float:
 
 def grid_exponent(found: Found[Trial, Point], backups: int, target: float, length: Length = FULL) -> Spread | None:
     """Of updates to an accuracy over the grid's quorums, fitted seed by seed; None: not all splits have it."""
-    reached = [reaching(split(found, quorum, backups, length), target) for quorum in length.grid]
+    return exponent_of({quorum: split(found, quorum, backups, length) for quorum in length.grid}, target)
+
+
+def exponent_of(by_quorum: dict[int, Curves], target: float) -> Spread | None:
+    """Of updates to an accuracy over quorums, fitted seed by seed; None: not all seeds have it."""
+    reached = [reaching(curves, target) for curves in by_quorum.values()]
     there = [points for points in reached if points is not None]
-    if len(there) < len(length.grid):
+    if len(there) < len(by_quorum):
         return None
-    return spread_of([exponent([one.update for one in seed], length.grid) for seed in zip(*there, strict=True)])
+    return spread_of([exponent([one.update for one in seed], list(by_quorum)) for seed in zip(*there, strict=True)])
 
 
 def seconds_a_round(rounds: Found[Split, Seconds], quorum: int, backups: int) -> Spread | None:

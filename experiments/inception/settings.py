@@ -215,15 +215,15 @@ def wanted(found: Found[Trial, Point], length: Length) -> Iterable[Trial]:
                 yield from (replace(best, seed=seed, lr=best.lr * factor) for factor in _TABLE_OF_RATES)
     for seed in length.seeds:
         yield from (replace(best, seed=seed) for best in others)
+    for best in sync:
+        if best.quorum in EARLY_QUORUMS:
+            yield from early(best, length)
     full = {one.workers: in_full(one, found, length) for one in others}
     edges: list[Trial] = []
     for workers, (rates, _) in full.items():
         trials = [replace(one, seed=seed) for one in rates for seed in length.seeds]
         yield from (one for one in trials if one.lr in FULL_RATES[workers])
         edges += (one for one in trials if one.lr not in FULL_RATES[workers])
-    for best in sync:
-        if best.quorum in EARLY_QUORUMS:
-            yield from early(best, length)
     for one in grid(length) if sync else ():
         yield from (replace(one, seed=seed) for seed in length.seeds)
     for best in chosen:

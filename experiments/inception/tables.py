@@ -40,6 +40,7 @@ def summary(found: Found[Trial, Point], rounds: Found[Split, Seconds], length: L
         clipped(found, length),
         long(found, length),
         initial_rates(found, length),
+        first_epoch(found, length),
         early(found),
         updates(found, length),
         splits(found, rounds, length),
@@ -164,6 +165,23 @@ def updates_to(curves: Curves, target: float) -> str:
     return NEVER if math.isnan(mean) else f"{mean:.0f}"
 
 
+def first_epoch(found: Found[Trial, Point], length: Length = FULL) -> str:
+    """The tuning of each configuration: the tuned rate and the two below, after the first epoch and at the end."""
+    shares = (0.25, 0.5, 1.0)
+    rows = []
+    for name in (name for both in zip(*_names(), strict=True) for name in both):
+        curves, best = results.tuning_curves(found, name), results.tuned_rate(found, name, length)
+        if best is None:
+            continue
+        there = [curves.get(share * best) for share in shares]
+        ended = [[NONE if one is None else f"{100 * one[at].measure:.1f}" for one in there] for at in (0, -1)]
+        rows.append((name, curves[best][0].update, f"{best:g}", *ended[0], *ended[1]))
+    head = ["workers", "updates in epoch 1", "tuned rate R"]
+    for epoch in (1, length.tuning_epochs):
+        head += [f"after epoch {epoch}, %: R/4", "R/2", "R"]
+    return markdown(head, rows)
+
+
 def early(found: Found[Trial, Point]) -> str:
     """Updates of small and tuned rates to accuracies in the first epochs."""
     rows = [
@@ -192,12 +210,12 @@ def updates(found: Found[Trial, Point], length: Length = FULL) -> str:
     for target in TARGETS:
         cells = [updates_to(results.split(found, quorum, none, length), target) for quorum in length.grid]
         exponents = [results.grid_exponent(found, backups, target, length) for backups in (none, GRID_BACKUPS)]
-        rows.append((f"{100 * target:g} %", *cells, *map(_signed, exponents)))
+        rows.append((f"{100 * target:g} %", *cells, *map(signed, exponents)))
     head = ("updates to", *(f"N = {quorum}" for quorum in length.grid))
     return markdown((*head, f"exponent, b = {none}", f"exponent, b = {GRID_BACKUPS}"), rows)
 
 
-def _signed(spread: Spread | None) -> str:
+def signed(spread: Spread | None) -> str:
     """With a real minus."""
     return NONE if spread is None else spread.text(2).replace("-", "−")
 

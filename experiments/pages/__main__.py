@@ -46,6 +46,7 @@ PAGES = {
         "pairs": _inception(inception.pairs),
         "seconds": _inception(inception.seconds),
         "initial-rates": _inception(inception.initial_rates),
+        "first-epoch": _inception(inception.first_epoch),
         "splits": lambda: inception.splits(found("inception"), found("inception/rounds")),
     },
 }
