@@ -27,7 +27,9 @@ torch.set_num_threads(1)  # small models gain nothing from more, and lose much w
 REPOSITORY = Path(__file__).parent.parent
 _TORCHS_OWN = ("torchinductor_", "TORCHINDUCTOR_")  # a cache folder that torch makes when it is first used
 _IGNORED_HERE = {".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__", ".coverage"}
-_OTHERS_END_S = 3.0  # shared memory of a program beside the tests is removed soon after that program ended
+#: What these leave is removed soon: a program beside the tests that has ended, and processes of a data loader, which
+#: look every five seconds whether their parent is alive.
+_OTHERS_END_S = 10.0
 
 
 #: By marker, how many of its tests this session leaves out.
@@ -159,7 +161,7 @@ def leak_police(request: pytest.FixtureRequest, private_temporary_folder: None) 
         gc.collect()  # what only waits for the garbage collector is not left behind
         left = Belongings().left_behind(before)
     end = time.monotonic() + _OTHERS_END_S
-    while set(left) == {"shared memory"} and time.monotonic() < end:  # of a process outside that has just ended
+    while set(left) <= {"shared memory", "files on disk"} and left and time.monotonic() < end:
         time.sleep(0.1)
         left = Belongings().left_behind(before)
     if left:

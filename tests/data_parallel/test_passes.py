@@ -18,7 +18,7 @@ from tests.data_parallel.scripts.steps_and_passes import SAMPLES as STEPS_SAMPLE
 pytestmark = pytest.mark.data_parallel
 
 
-@pytest.mark.timeout(240)  # launch.wait says more
+@pytest.mark.timeout(480)  # launch.wait says more
 @pytest.mark.parametrize(
     ("workers", "cases"),
     [
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.data_parallel
 )
 def test_passes_end_together(launcher: Launcher, tmp_path: Path, workers: int, cases: list[str]) -> None:
     launch = launcher.launch("passes.py", workers, tmp_path, str(tmp_path), *cases)
-    assert launch.wait(200) == [0] * workers, "\n".join(launch.text(worker) for worker in range(workers))
+    assert launch.wait(400) == [0] * workers, "\n".join(launch.text(worker) for worker in range(workers))
     seen = [json.loads((tmp_path / f"passes{worker}.json").read_text()) for worker in range(workers)]
     for case in seen[0]:
         for number in range(PASSES):
@@ -59,10 +59,10 @@ def test_a_restart_with_another_number_of_processes(
     assert used == Counter((epoch, sample) for epoch in range(EPOCHS) for sample in range(RESIZED))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_counting_loops_go_through_passes(launcher: Launcher, tmp_path: Path) -> None:
     launch = launcher.launch("steps_and_passes.py", 3, tmp_path, str(tmp_path))
-    assert launch.wait(200) == [0] * 3, "\n".join(launch.text(worker) for worker in range(3))
+    assert launch.wait(400) == [0] * 3, "\n".join(launch.text(worker) for worker in range(3))
     seen = [json.loads((tmp_path / f"steps{worker}.json").read_text()) for worker in range(3)]
     for case in seen[0]:
         ended = [by_case[case] for by_case in seen]
