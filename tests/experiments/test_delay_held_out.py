@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,14 +84,22 @@ def test_the_tuning_never_sees_test_pictures(name: str, monkeypatch: pytest.Monk
 
 
 def answers(
-    plan: Plan, best_rate: float, best_norm: float = 4.0, data_sets: tuple[str, ...] = (CIFAR, TINY)
+    plan: Plan,
+    best_rate: float,
+    best_norm: float = 4.0,
+    data_sets: tuple[str, ...] = (CIFAR, TINY),
+    done: Sequence[Trial] = (),
 ) -> list[Trial]:
-    """Let a trial come out the better, the nearer its rate and norm are to the best ones."""
-    done: dict[Trial, list[Row]] = {}
-    while missing := [trial for trial in wanted(done, plan, data_sets) if trial not in done]:
-        off = abs(math.log(missing[0].lr / best_rate)) + (missing[0].clip not in (0.0, best_norm)) / 10
-        done[missing[0]] = [Row(1.0, 1, -off, 1.0, 0)]
-    return list(done)
+    """All trials in their order. Each comes out the better, the nearer its rate and norm are to the best ones."""
+
+    def rows_of(trial: Trial) -> list[Row]:
+        off = abs(math.log(trial.lr / best_rate)) + (trial.clip not in (0.0, best_norm)) / 10
+        return [Row(1.0, 1, -off, 1.0, 0)]
+
+    found = {trial: rows_of(trial) for trial in done}
+    while missing := [trial for trial in wanted(found, plan, data_sets) if trial not in found]:
+        found[missing[0]] = rows_of(missing[0])
+    return list(found)
 
 
 def test_trials_of_the_tuning_are_as_long_as_those_of_the_result() -> None:
@@ -120,6 +129,13 @@ def test_every_method_begins_with_as_many_rates_and_ends_with_every_seed() -> No
             assert len({one.lr for one in of if one.tuning}) >= 4
             assert [one.seed for one in of if not one.tuning] == list(SEEDS)
             assert len({(one.lr, one.clip) for one in of if not one.tuning}) == 1
+
+
+def test_a_run_goes_on_where_it_stopped() -> None:
+    plan = Plan(STAGES[:2])
+    everything = answers(plan, best_rate=0.03)
+    for cut in (1, 9, len(everything) - 1, len(everything)):
+        assert answers(plan, best_rate=0.03, done=everything[:cut]) == everything
 
 
 def test_clipping_chooses_its_norm_at_the_best_rate() -> None:
@@ -173,6 +189,7 @@ def test_held_out_pictures_choose_what_stands_for_a_delay() -> None:
 def test_what_was_committed_is_what_the_protocol_wants() -> None:
     curves = found("delay/held-out")
     assert set(curves) <= set(wanted(curves))
+    assert ("was **not run yet**" in PAGE.read_text(encoding="utf-8")) is (not curves)
 
 
 def test_the_page_says_how_large_the_nets_are() -> None:
