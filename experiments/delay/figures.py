@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.common.drawing import COLOURS, REPAIR_COLOURS, band, figure_in, outer_legend
 from experiments.common.trials import Found
+from experiments.delay.held_out import CIFAR, DATA_SETS, Trial
+from experiments.delay.held_out_tables import accuracies, chosen_repair, of_data, plan, times
 from experiments.delay.results import (
     SECONDS,
     Methods,
@@ -47,8 +49,11 @@ REPAIR_NAMES = {
 }
 
 
-def draw_all(folder: Path, found: Found[Setting, Row]) -> list[Path]:
-    """Every figure and table; gives the files. Seconds of an iteration are the folder's, or else the committed ones."""
+def draw_all(folder: Path, found: Found[Setting, Row], held: Found[Trial, Row]) -> list[Path]:
+    """Every figure and table of both protocols; gives the files.
+
+    Seconds of an iteration are the folder's, or else the committed ones.
+    """
     given = folder / SECONDS if (folder / SECONDS).exists() else Path(__file__).parent / "results" / SECONDS
     iteration_s = read_iteration_s(given)
     clock = "seconds, with assumed times of an iteration" if are_assumed(given) else "seconds"
@@ -57,7 +62,13 @@ def draw_all(folder: Path, found: Found[Setting, Row]) -> list[Path]:
     _draw_convergence(files[0], finals, iteration_s, clock)
     _draw_repairs(files[1], finals)
     _draw_tuning(files[2], tuning)
-    return [*files, *write_summary(folder, finals, tuning, iteration_s)]
+    files += write_summary(folder, finals, tuning, iteration_s)
+    if not held:
+        return files
+    _draw_held_out(folder / "held-out.png", held)
+    tables = (accuracies(held), times(held, iteration_s), plan(held))
+    (folder / "held-out.md").write_text("\n".join(tables))
+    return [*files, folder / "held-out.png", folder / "held-out.md"]
 
 
 # ---------------------------------------------------------------- accuracy over updates and seconds
@@ -98,6 +109,22 @@ def _draw_band(axes: Axes, trainings: list[Training], unit: float, colour: str, 
         later = [(update, training.accuracy) for update in updates if update > measured[-1][0]]
         curves.append([(update * unit, 100 * accuracy) for update, accuracy in [*measured, *later]])
     band(axes, curves, colour, name, **looks)
+
+
+def _draw_held_out(file: Path, found: Found[Trial, Row]) -> None:
+    """The second protocol's accuracy over updates, of each delay the method that held-out pictures chose."""
+    with figure_in(file, len(DATA_SETS), len(NETS), 5.8) as panels:
+        for row, data in zip(panels, DATA_SETS, strict=True):
+            finals = of_data(found, data)
+            for axes, net in zip(row, NETS, strict=True):
+                for delay in DELAYS:
+                    repair = chosen_repair(found, data, net, delay)
+                    if repair is not None:
+                        _draw_band(axes, finals[net, delay, repair], 1.0, name=_name(delay), **LOOKS[delay])
+                axes.set(xlabel="updates", ylabel=f"{data}, {net}:\ntest accuracy, %")
+                axes.set_xlim(left=0)
+                axes.set_ylim(0, 100 if data == CIFAR else None)
+        outer_legend(panels.flat)
 
 
 # ---------------------------------------------------------------- what repairs it

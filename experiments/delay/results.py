@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.common import spread
-from experiments.common.trials import Found
-from experiments.delay.rows import GUESSING, Row, Setting, final_accuracy
+from experiments.delay.rows import Row, Setting, final_accuracy
 from quorate.errors import BadInput
 
 SECONDS = "iteration_seconds.csv"
@@ -23,14 +23,14 @@ class Training(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        return final_accuracy(self.rows)
+        return final_accuracy(self.rows, self.setting.guessing)
 
 
 #: (net, delay, repair) -> its trainings
 Methods = dict[tuple[str, int, str], list[Training]]
 
 
-def by_method(found: Found[Setting, Row], tuning: bool) -> Methods:
+def by_method(found: Mapping[Any, list[Row]], tuning: bool) -> Methods:
     """The trainings that tuned, or those that came of it."""
     methods: Methods = {}
     for setting, rows in found.items():
@@ -77,7 +77,7 @@ def are_assumed(file: Path) -> bool:
 
 def seconds_to(trainings: list[Training], accuracy: float, iteration_s: float) -> float | None:
     """When the mean of the seeds has this accuracy, between two measurements in a straight line; None: it never has."""
-    before = (0, GUESSING)
+    before = (0, trainings[0].setting.guessing)
     for updates in sorted({row.update for training in trainings for row in training.rows}):
         values = [row.accuracy for training in trainings for row in training.rows if row.update == updates]
         now = (updates, statistics.mean(values))

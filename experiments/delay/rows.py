@@ -28,6 +28,10 @@ class Setting:
         return self.seed == TUNING_SEED
 
     @property
+    def guessing(self) -> float:
+        return GUESSING
+
+    @property
     def method(self) -> tuple[str, int, str]:
         return self.net, self.delay, self.repair
 
@@ -42,6 +46,6 @@ class Row(NamedTuple):
     diverged: int
 
 
-def final_accuracy(rows: Sequence[Row]) -> float:
+def final_accuracy(rows: Sequence[Row], guessing: float = GUESSING) -> float:
     """Of the last version; one that diverged can only guess."""
-    return GUESSING if rows[-1].diverged else rows[-1].accuracy
+    return guessing if rows[-1].diverged else rows[-1].accuracy

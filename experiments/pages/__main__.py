@@ -11,13 +11,19 @@ from typing import Any
 
 from benchmarks.pages import REPOSITORY, main
 
+from experiments.delay import held_out_tables as delay
+from experiments.delay.results import SECONDS, read_iteration_s
 from experiments.inception import tables as inception
 from experiments.pages import chen, daily, races, readme
-from experiments.pages.found import found
+from experiments.pages.found import EXPERIMENTS, found
 
 
 def _inception(make: Callable[[Any], str]) -> Callable[[], str]:
     return lambda: make(found("inception"))
+
+
+def _held_out_times() -> str:
+    return delay.times(found("delay/held-out"), read_iteration_s(EXPERIMENTS / "delay" / "results" / SECONDS))
 
 
 PAGES = {
@@ -39,6 +45,10 @@ PAGES = {
     REPOSITORY / "docs" / "experiments" / "language.md": {"backups": races.language_backups},
     REPOSITORY / "docs" / "experiments" / "pixelcnn.md": {"slow-decay": races.pixelcnn_slow},
     REPOSITORY / "docs" / "delay.md": {
+        "nets": delay.nets,
+        "held-out": lambda: delay.accuracies(found("delay/held-out")),
+        "held-out-times": _held_out_times,
+        "held-out-plan": lambda: delay.plan(found("delay/held-out")),
         "iterations": daily.iterations_with_rates,
         "accuracy": daily.accuracy_on_the_way,
     },

@@ -10,7 +10,7 @@ from experiments.common import curves, race, to_target
 from experiments.common.trials import Found, Table
 from experiments.contest import settings as contest_settings
 from experiments.contest import shared as contest_shared
-from experiments.delay import rows
+from experiments.delay import held_out, rows
 from experiments.inception import settings as inception_settings
 from experiments.inception import timing as inception_timing
 from experiments.layers import study
@@ -24,6 +24,7 @@ _TABLES: dict[str, tuple[str, Any, Any]] = {
     "contest": ("races.csv", contest_settings.Trial, to_target.Finish),
     "contest/shared": ("shared.csv", contest_shared.Shared, to_target.Finish),
     "delay": ("curves.csv", rows.Setting, rows.Row),
+    "delay/held-out": ("held-out.csv", held_out.Trial, rows.Row),
     "inception": ("curves.csv", inception_settings.Trial, curves.Point),
     "inception/rounds": ("rounds.csv", inception_timing.Split, inception_timing.Seconds),
     "language": ("curves.csv", race.Trial, curves.Point),

@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benchmarks.pages import REPOSITORY
 from experiments.common.command import main
 from experiments.common.trials import Table
+from experiments.delay import held_out
 from experiments.delay.__main__ import EXPERIMENT
 from experiments.delay.results import Training, by_method, read_iteration_s, seconds_to, spread_of
 from experiments.delay.rows import Row, Setting, final_accuracy
 from experiments.delay.settings import METHODS, NETS, SEEDS, Length, wanted
 from experiments.delay.stability import highest_rate
-from experiments.delay.tables import cell
+from experiments.delay.tables import best_of_delay, cell
 from experiments.delay.training import policy_of, train_task
 
 import quorate
@@ -41,12 +43,19 @@ def test_quick_runs_from_the_study_to_its_figures(tmp_path: Path, capsys: pytest
     assert main(EXPERIMENT, ["run", "--quick", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out.splitlines()
     names = {"convergence.png", "repairs.png", "tuning.png", "summary.csv", "tuning.csv", "summary.md"}
+    names |= {"held-out.png", "held-out.md"}
     assert {Path(line).name for line in shown[shown.index("complete") + 1 :]} == names
     assert all((tmp_path / name).stat().st_size > 100 for name in names)
     finals = by_method(curves(tmp_path), tuning=False)
     assert {(net, 4, repair) for net in NETS for repair in ("none", "lr", "warm-up", "compensation")} <= set(finals)
     ends = [one.rows[-1] for trainings in finals.values() for one in trainings]
     assert all(end.update == 4 for end in ends if not end.diverged)
+    second = Table(tmp_path / "held-out.csv", held_out.Trial, Row).read()
+    assert set(second) == set(held_out.wanted(second, held_out.QUICK_PLAN))
+    assert {(trial.data, trial.repair) for trial in second if not trial.tuning} == {
+        (stage.data, stage.repair) for stage in held_out.QUICK_PLAN.stages
+    }
+    assert all(rows[-1].update == 4 for rows in second.values() if not rows[-1].diverged)
 
 
 def test_the_committed_tables_can_be_made_again(tmp_path: Path) -> None:
@@ -165,6 +174,19 @@ def test_without_momentum_the_limit_is_the_known_one() -> None:
     for delay in range(5):
         known = 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
         assert highest_rate(delay, 0.0) == pytest.approx(known, rel=1e-3)
+
+
+def test_the_page_says_what_a_delay_of_1_took() -> None:
+    finals = by_method(curves(RESULTS), tuning=False)
+    more = []
+    for net in NETS:
+        late = finals[net, 1, best_of_delay(finals, net, 1) or ""]
+        end = spread_of(late).mean
+        with_delay, without = (seconds_to(some, end, 1.0) for some in (late, finals[net, 0, "none"]))
+        assert with_delay is not None and without is not None
+        more.append(f"{with_delay / without:.2f}")
+    page = " ".join((REPOSITORY / "docs" / "delay.md").read_text(encoding="utf-8").split())
+    assert f"it took {more[0]} (alexnet) and {more[1]} times (googlenet) as many updates" in page
 
 
 # ---------------------------------------------------------------- bad input
