@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -168,6 +169,22 @@ def test_large_tensors_are_mapped_and_not_copied(on_a_node: Any) -> None:
 
     assert on_a_node(bind_task(Table(WORTH_MAPPING_BYTES // 8)), of_the_store) == (True, True)
     assert on_a_node(bind_task(Table(4)), of_the_store) == (False, True)
+
+
+def test_the_stores_file_is_not_mistaken_for_one_with_its_inode_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soon after a machine has started, the store's inode can be that of /dev/null, which the raylet has open, too."""
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    with (tmp_path / "store").open("w+b") as file:
+        file.write(b"whole")
+        file.flush()
+        found = os.fstat(file.fileno())
+        assert task_transfer._open_at_parent((found.st_dev + 1, found.st_ino)) is None
+        descriptor = task_transfer._open_at_parent((found.st_dev, found.st_ino))
+    assert descriptor is not None
+    assert os.read(descriptor, 9) == b"whole"
+    os.close(descriptor)
 
 
 def test_a_module_that_a_node_lacks_is_named(on_a_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

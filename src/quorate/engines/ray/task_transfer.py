@@ -202,11 +202,11 @@ def _private_tensor(array: Any) -> Tensor:
 def _mapped(array: Any) -> Tensor | None:
     """A private mapping of an array in Ray's store; None where the memory cannot be mapped."""
     address = array.__array_interface__["data"][0]
-    found = _offset_and_inode(address, array.nbytes)
+    found = _place_in_file(address, array.nbytes)
     if found is None or address % _WIDEST_BYTES:
         return None
-    offset, inode = found
-    descriptor = _open_at_parent(inode)
+    offset, file = found
+    descriptor = _open_at_parent(file)
     if descriptor is None:
         return None
     try:
@@ -217,21 +217,26 @@ def _mapped(array: Any) -> Tensor | None:
     return torch.frombuffer(memory, dtype=torch.uint8, offset=before)
 
 
-def _offset_and_inode(address: int, nbytes: int) -> tuple[int, int] | None:
-    """Offset and inode of the file whose shared mapping holds these bytes, from /proc; None if there is none."""
+def _place_in_file(address: int, nbytes: int) -> tuple[int, tuple[int, int]] | None:
+    """Offset in the file whose shared mapping holds these bytes, and the file's device and inode, from /proc."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, rights, offset, _, inode, *_ = line.split()
+        addresses, rights, offset, device, inode, *_ = line.split()
         start, end = (int(one, 16) for one in addresses.split("-"))
         if start <= address < end:
             is_shared = rights.endswith("s") and address + nbytes <= end
-            return (int(offset, 16) + address - start, int(inode)) if is_shared else None
+            major, minor = (int(one, 16) for one in device.split(":"))
+            return (int(offset, 16) + address - start, (os.makedev(major, minor), int(inode))) if is_shared else None
     return None
 
 
-def _open_at_parent(inode: int) -> int | None:
-    """Open the file with this inode through the parent process, which has it open."""
+def _open_at_parent(file: tuple[int, int]) -> int | None:
+    """Open the file with this device and inode through the parent process, which has it open.
+
+    The inode alone is not enough: soon after a machine has started, it can be that of /dev/null.
+    """
     for entry in Path(f"/proc/{os.getppid()}/fd").iterdir():
         with suppress(OSError):
-            if entry.stat().st_ino == inode:
+            found = entry.stat()
+            if (found.st_dev, found.st_ino) == file:
                 return os.open(entry, os.O_RDONLY)
     return None
