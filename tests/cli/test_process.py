@@ -42,7 +42,7 @@ def test_ctrl_c_ends_with_a_sentence_and_keeps_the_trace(here: Path) -> None:
     with subprocess.Popen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         trace = here / "run" / "trace.jsonl"
         for _ in range(600):
-            if trace.exists() and trace.stat().st_size:
+            if trace.exists() and '"apply"' in trace.read_text():
                 break
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)

@@ -115,7 +115,7 @@ def test_a_second_signal_ends_it_at_once(here: Path, number: signal.Signals, sta
 def test_sigterm_ends_a_simulation_with_a_sentence_too(here: Path) -> None:
     with start("simulate", "--no-gradients", "--updates", "1000000000", "--out", "run", cwd=here) as process:
         trace = here / "run" / "trace.jsonl"
-        wait_until(lambda: trace.exists() and trace.stat().st_size > 0)
+        wait_until(lambda: trace.exists() and '"apply"' in trace.read_text())
         process.terminate()
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (143, "")

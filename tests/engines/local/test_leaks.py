@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import quorate
-from tests.conftest import _children
+from tests.conftest import _children, _without_others
 from tests.engines.local.checking import Watch
 from tests.engines.local.tasks import Disturbed, Mishap
 
@@ -35,7 +35,7 @@ def possessions() -> dict[str, Any]:
         "processes": _children(),
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "tasks": len(list(Path("/proc/self/task").iterdir())),
-        "shared memory": sorted(entry.name for entry in Path("/dev/shm").iterdir()),
+        "shared memory": sorted(_without_others({entry.name for entry in Path("/dev/shm").iterdir()})),
         "mappings": [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line],
         "handlers": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
         "environment": dict(os.environ),
