@@ -1,9 +1,9 @@
 """A training script that survives the death of a process. Run it on a CPU, and let one die:
 
-    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-    torchrun --standalone --nproc-per-node 3 --max-restarts 2 examples/elastic.py --dies-at 120
+    quorate launch --workers 3 --restarts 2 examples/elastic.py --dies-at 120
 
-Process 1 kills itself at version 120, once. torchrun starts all of them again, and they go on from the last checkpoint.
+Process 1 kills itself at version 120, once. All start again, and they go on from the last checkpoint. docs/elastic.md
+has the same for torchrun.
 """
 
 from __future__ import annotations

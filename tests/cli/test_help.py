@@ -60,7 +60,9 @@ def test_an_option_is_written_the_same_way_everywhere() -> None:
         assert all(option.rich_help_panel for option in options), f"every option of {name} is in a panel"
         assert "json" in {option.name for option in options}
         for option in options:
-            if (name, option.name) != ("report", "out") and option.name != "wait":  # a page; a switch of watch
+            # A page; a launcher knows no quorum; a switch of watch.
+            is_other = (name, option.name) in (("report", "out"), ("launch", "workers")) or option.name == "wait"
+            if not is_other:
                 metavars.setdefault(option.name, set()).add(option.metavar)
             found = re.search(r"default: (.*?)]", option.help or "")
             if name not in ("plan", "replay", "report", "watch", "demo"):

@@ -17,7 +17,7 @@ from quorate.cli import main
 from quorate.planning import plan
 from quorate.planning.recommendation import recommend, why_not
 from quorate.planning.splits import split_times
-from quorate.planning.updates import effort_unknown
+from quorate.planning.world import effort_unknown
 from tests.planning.worlds import record, world
 
 

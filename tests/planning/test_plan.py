@@ -20,8 +20,7 @@ from quorate.planning.censoring import find_regimes
 from quorate.planning.fits import fit_laws
 from quorate.planning.plan import find_slow
 from quorate.planning.scenarios import on_network, resize
-from quorate.planning.updates import effort_of_iterations
-from quorate.planning.world import Floats, World
+from quorate.planning.world import Floats, World, effort_of_iterations
 from tests.planning.worlds import exponential, record, world
 
 PAPER = "50:137.5,70:99.8,80:91.1,90:82.5,100:76.2"
@@ -54,7 +53,7 @@ def test_json_has_what_is_promised(tmp_path: Path) -> None:
 def test_more_noise_never_asks_for_a_smaller_quorum(noise: float, workers: int) -> None:
     from quorate.planning.recommendation import recommend
     from quorate.planning.splits import split_times
-    from quorate.planning.updates import effort_of_noise, effort_unknown
+    from quorate.planning.world import effort_of_noise, effort_unknown
 
     times = split_times(world(exponential(100, workers)), "cancel")
     some = recommend(times, effort_of_noise(noise, 32, "given"), workers).quorum

@@ -8,6 +8,7 @@ import typer
 
 from quorate.cli.compare import compare
 from quorate.cli.demo import demo
+from quorate.cli.launch import launch
 from quorate.cli.plan import plan
 from quorate.cli.replay import replay
 from quorate.cli.report import report
@@ -32,6 +33,10 @@ EXAMPLES = {
     "replay": ("quorate replay runs/001", "quorate replay runs/001 --task moved/my_task.py:MyTask"),
     "report": ("quorate report runs/001 --open", "quorate report runs/001 runs/002 --target 'accuracy>=0.95'"),
     "watch": ("quorate watch runs/001", "quorate watch runs/001 --terminal"),
+    "launch": (
+        "quorate launch --workers 4 train.py --epochs 10",
+        "quorate launch --workers 4 --restarts 3 --module my_package.train",
+    ),
     "demo": ("quorate demo", "quorate demo --out my_demo --overwrite"),
 }
 
@@ -76,8 +81,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (train, simulate, compare, plan, replay, report, watch, demo):
-    app.command(epilog=epilog(command.__name__))(command)
+for command in (train, simulate, compare, plan, replay, report, watch, launch, demo):
+    # What follows the script of `launch` is the script's own.
+    settings = {"allow_interspersed_args": False} if command is launch else {}
+    app.command(epilog=epilog(command.__name__), context_settings=settings)(command)
 
 
 def _version(wanted: bool) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 
 from quorate.engines import Simulated
 from quorate.latency.base import Draw, Latency
-from quorate.planning.updates import Effort
-from quorate.planning.world import World
+from quorate.planning.world import Effort, World
 from quorate.policies import Async, Deadline, KBatchSync, Policy, SoftSync
 from quorate.seeds import derive, uniform
 from quorate.training import train

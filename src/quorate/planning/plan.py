@@ -21,8 +21,16 @@ from quorate.planning.recommendation import DEFAULT_INTERVAL, Recommendation, re
 from quorate.planning.scenarios import MOST_MACHINES, WhatIf, on_network, parse_what_if, remove, resize
 from quorate.planning.sources import FEWEST_ROUNDS, too_few, world_of_csv, world_of_latency, world_of_trace
 from quorate.planning.splits import SplitTimes, exact_means, finite_from, split_times
-from quorate.planning.updates import Effort, effort_of_iterations, effort_of_noise, effort_unknown
-from quorate.planning.world import CANCEL, FINISH, Floats, World
+from quorate.planning.world import (
+    CANCEL,
+    FINISH,
+    Effort,
+    Floats,
+    World,
+    effort_of_iterations,
+    effort_of_noise,
+    effort_unknown,
+)
 
 _AT_LEAST = 1.2  # factor over the median worker; smaller factors are not reported
 _BLOCKS = 8  # parts of the run; a slow worker is slow in nearly all of them

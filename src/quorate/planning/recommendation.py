@@ -10,8 +10,7 @@ import numpy as np
 from quorate.number_format import number, percent, seconds, three
 from quorate.planning.other_policies import Estimate
 from quorate.planning.splits import SplitTimes
-from quorate.planning.updates import Effort
-from quorate.planning.world import FINISH, Floats
+from quorate.planning.world import FINISH, Effort, Floats
 from quorate.policies import POLICIES, BackupSync, FullSync
 
 DEFAULT_INTERVAL = 0.05  # half the width of the 95 % interval, as a share of the mean
