@@ -442,9 +442,9 @@ class DataParallel(nn.Module):
             self._release()
             self._control.close()
 
-    def wait_for_threads(self, limit_s: float) -> bool:
-        """Wait up to `limit_s` for the threads of the data plane; returns whether they have ended."""
-        return self._plane.wait_for_threads(limit_s)
+    def wait_for_threads(self, limit_s: float) -> None:
+        """Wait up to `limit_s` for the threads of the data plane."""
+        self._plane.wait_for_threads(limit_s)
 
     def _release(self) -> None:
         self._is_finished = True
@@ -511,8 +511,8 @@ class AtExit:
             _end(model)
             return
         model.abort()
-        if not model.wait_for_threads(_NOTICE_S):
-            _end_at_once(130 if isinstance(failure, KeyboardInterrupt) else left if isinstance(left, int) else 1)
+        model.wait_for_threads(_NOTICE_S)
+        _end_at_once(130 if isinstance(failure, KeyboardInterrupt) else left if isinstance(left, int) else 1)
 
 
 def _end(model: Any) -> None:
@@ -521,9 +521,10 @@ def _end(model: Any) -> None:
 
 
 def _end_at_once(status: int) -> None:
-    """Exit without Python's finalization, in which a thread inside an all-reduce would abort the process.
+    """Exit without Python's finalization, in which gloo may abort the process, so that its status is lost.
 
-    The all-reduce returns when another process is gone, and its thread then needs an interpreter that no longer exists.
+    A thread inside an all-reduce needs the interpreter when another process is gone, and gloo's own threads may still
+    run when their group is destroyed.
     """
     atexit._run_exitfuncs()  # the remaining exit handlers
     for stream in (sys.stdout, sys.stderr):

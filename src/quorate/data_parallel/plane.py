@@ -445,13 +445,12 @@ class Plane(ABC):
         self.gate.closed = False
         self.gate.wait = lambda numbers: None
 
-    def wait_for_threads(self, limit_s: float) -> bool:
-        """After a failure: wait up to `limit_s` for the threads; returns whether they have ended."""
+    def wait_for_threads(self, limit_s: float) -> None:
+        """After a failure: wait up to `limit_s` for the threads."""
         end = time.monotonic() + limit_s
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, end - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
 
     def _end(self) -> None:
         """Let the threads end after their remaining work."""
