@@ -121,6 +121,9 @@ def test_how_much_travels_at_once_follows_from_sizes_alone() -> None:
     assert piece_bytes_for(parameters, 8) == (1 << 24) // 8
     assert piece_bytes_for(parameters, 1) == 1 << 24
     assert piece_bytes_for([torch.zeros(10)], 8) == 1 << 20  # an all-reduce has a price, whatever its size
+    assert piece_bytes_for(parameters, 8, on_one_host=True) == 25 << 20
+    many = [torch.zeros(1 << 22)] * 20
+    assert piece_bytes_for(many, 8, on_one_host=True) == 20 * (1 << 24) // 8
 
 
 @pytest.mark.parametrize("says", ["", "nonsense", "1 2", "7 500000000 3"])

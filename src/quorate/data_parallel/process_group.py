@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from quorate.data_parallel.control.addresses import this_network
 from quorate.data_parallel.plane import Plane
 from quorate.errors import BadInput, QuorateError, check_at_least
 from quorate.learner import digest
@@ -101,6 +102,10 @@ class ProcessGroup:
     def contention(self) -> float:
         """Share of all-reduce time spent waiting for cores rather than for the network; the same in all processes."""
         return contention(lambda tensor: self._group.allreduce([tensor]).wait(), self.workers, self._device)
+
+    def share_a_host(self) -> bool:
+        """Whether all processes are on one host, so that their messages cross no link."""
+        return len(set(self.gather_bytes(this_network().encode()))) == 1
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Overwrite the tensor in all processes with the one of process `source`."""
