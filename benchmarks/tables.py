@@ -9,6 +9,7 @@ Those of docs/choosing-b.md are computed; all others come from committed raw fig
 | adaptive.json | python -m benchmarks.adaptive --out FILE |
 | planning.json | python -m benchmarks.planning --out FILE |
 | theory/results.json | python -m benchmarks.theory --out FILE |
+| peers/results.json | python -m benchmarks.peers --out FILE |
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from benchmarks import adaptive, choosing_b, planning
 from benchmarks.pages import REPOSITORY, Tables, main
+from benchmarks.peers import tables as peers
 
 FOLDER = REPOSITORY / "benchmarks"
 PAGE = FOLDER / "README.md"
@@ -227,6 +229,7 @@ PAGES: dict[Path, Tables] = {
     PAGE: TABLES,
     REPOSITORY / "docs" / "choosing-b.md": CHOOSING,
     REPOSITORY / "docs" / "theory.md": THEORY,
+    REPOSITORY / "docs" / "peers.md": peers.TABLES,
 }
 
 if __name__ == "__main__":

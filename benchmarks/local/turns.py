@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Protocol, TypeVar
@@ -36,6 +37,13 @@ def one_run(command: list[str], timeout_s: float) -> dict[str, Any]:
         return figures_of(command, timeout_s)
     except RunFailedError as failure:
         return {"failed": str(failure)}
+
+
+def with_own_ray(command: list[str], timeout_s: float) -> dict[str, Any]:
+    """A run that finds no other Ray of this machine, and whose Ray leaves no files."""
+    with tempfile.TemporaryDirectory(prefix="qb-", ignore_cleanup_errors=True) as folder:
+        variables = [f"TMPDIR={folder}", f"RAY_TMPDIR={folder}", "RAY_USAGE_STATS_ENABLED=0"]
+        return one_run(["env", "-u", "RAY_ADDRESS", *variables, *command], timeout_s)
 
 
 def in_short(run: dict[str, Any]) -> str:

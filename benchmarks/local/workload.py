@@ -1,6 +1,7 @@
 """The workload that every contender runs: an MLP learns a linear map; a worker sleeps, then computes one gradient.
 
 Seeds, nets, batches and sleeps are those of the peers' sweep, bit for bit, so figures can stand beside its figures.
+torch is imported where it is used, since some environments of `benchmarks.peers` have none.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 SEED = 20240607
 WIDTHS = {
@@ -56,6 +60,8 @@ def most_updates_per_s(case: str, workers: int, quorum: int, first: int, last: i
 
 def model(size: str) -> nn.Module:
     """The net, with its parameters drawn from torch's current random state."""
+    from torch import nn
+
     layers: list[nn.Module] = []
     for before, after in pairwise(WIDTHS[size]):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -68,6 +74,8 @@ def parameter_bytes(size: str) -> int:
 
 def batches(size: str, worker: int) -> tuple[Tensor, Tensor]:
     """The worker's inputs [BATCHES, BATCH, in] and targets [BATCHES, BATCH, 10]."""
+    import torch
+
     inside, outside = WIDTHS[size][0], WIDTHS[size][-1]
     teacher = np.random.default_rng(SEED).standard_normal((inside, outside)) / np.sqrt(inside)
     x = np.random.default_rng([SEED + 1, worker]).standard_normal((BATCHES, BATCH, inside)).astype(np.float32)
@@ -80,6 +88,8 @@ def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    import torch
+
     return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
@@ -87,6 +97,8 @@ class Worker:
     """A worker of the contenders that need one written out: DDP and the floor."""
 
     def __init__(self, size: str, case: str, worker: int, steps: int) -> None:
+        import torch
+
         torch.set_num_threads(1)
         torch.manual_seed(SEED)
         self.model = model(size)
@@ -106,5 +118,5 @@ class Worker:
         for parameter in self.model.parameters():
             parameter.grad = None
         found = loss(self.model, self._x[batch], self._y[batch])
-        torch.autograd.backward(found)
+        found.backward()
         return found

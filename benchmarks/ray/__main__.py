@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 from benchmarks.local import workload
 from benchmarks.local.isolated import can_isolate
 from benchmarks.local.measuring import UPDATES, WARMUP, Setting
-from benchmarks.local.turns import MEDIANS, Runs, machine, middle, one_run, ratio, say, take_turns
+from benchmarks.local.turns import MEDIANS, Runs, machine, middle, ratio, say, take_turns, with_own_ray
 from benchmarks.ray.tables import show
 
 WORKERS, QUORUM = 8, 6
@@ -72,13 +71,6 @@ def cells(sizes: list[str], cases: list[str], beside: list[str], quick: bool, up
 
 
 # ---------------------------------------------------------------- running
-
-
-def with_own_ray(command: list[str], timeout_s: float) -> dict[str, Any]:
-    """A run that finds no other Ray of this machine, and whose Ray leaves no files."""
-    with tempfile.TemporaryDirectory(prefix="qb-", ignore_cleanup_errors=True) as folder:
-        variables = [f"TMPDIR={folder}", f"RAY_TMPDIR={folder}", "RAY_USAGE_STATS_ENABLED=0"]
-        return one_run(["env", "-u", "RAY_ADDRESS", *variables, *command], timeout_s)
 
 
 def measure(cell: Cell, repeats: int, timeout_s: float) -> Runs:
