@@ -1,4 +1,4 @@
-"""python -m benchmarks.pieces [--sizes 0.1M 5M 25M] [--repeats N] [--out FILE]: how large should an all-reduce be on one host?
+"""python -m benchmarks.pieces [--sizes 0.1M 5M 25M] [--repeats N] [--out FILE]: how large an all-reduce on one host?
 
 Steps/s of `quorate.DataParallel` with full sync in 2 and 4 processes over loopback, for several values of
 `bucket_bytes`, over those of DDP: an eighth of the model (at least 1 MB), which is the default across hosts, 8 MB, and

@@ -38,6 +38,7 @@ NAMES = (
     "frontier",
     "delay",
     "rate",
+    "lengths",
 )
 #: Quick ones are small enough to run two at a time.
 _QUICK_AT_A_TIME = 2

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from experiments.common.drawing import COLOURS, PALETTE, PUBLISHED, band, figure_in, legend_under, outer_legend, shades
 from experiments.stragglers import published
 from experiments.stragglers.choosing import Found, by_seed, estimated_hours, time_to_target
+from experiments.stragglers.measured import CONTENDING
 from experiments.stragglers.simulated import MEAN
 from experiments.stragglers.tables import MeasuredFound, of_world, relative_arrivals
 from experiments.stragglers.worlds import MEASURED
@@ -114,15 +115,18 @@ def draw_measured(file: Path, processes: MeasuredFound) -> None:
     found = relative_arrivals(processes)
     delays = list(dict.fromkeys(delay for delay, _ in found))
     loads = sorted({neighbours for _, neighbours in found})
-    with figure_in(file, 1, len(delays), 3.4, squeeze=False) as panels:
-        for axes, delay in zip(panels[0], delays, strict=True):
+    with figure_in(file, 2, 2, 6.4) as panels:
+        for axes, delay in zip(panels.flat, delays, strict=False):
             for neighbours, colour in zip(loads, ("#000000", "#E69F00"), strict=False):
                 curves = [list(enumerate(curve, 1)) for curve in found.get((delay, neighbours), [])]
                 if curves:
                     name = f"{neighbours} busy neighbours more" if neighbours else "the machine as it was"
                     band(axes, curves, colour, name, marker="o", ms=3)
                     axes.set_xlabel(f"k-th gradient of {len(curves[0])}")
-            axes.set(title=f"delays: {delay}", ylim=(0, None))
+            axes.set(title="no delays, only computing" if delay == CONTENDING else f"delays: {delay}", ylim=(0, None))
             axes.xaxis.get_major_locator().set_params(integer=True)
-        panels[0][0].set_ylabel("mean time to the k-th gradient\nover that to the middle one")
-        outer_legend(panels[0])
+        for axes in panels[:, 0]:
+            axes.set_ylabel("mean time to the k-th gradient\nover that to the middle one")
+        for axes in panels.flat[len(delays) :]:
+            axes.set_visible(False)
+        outer_legend(panels.flat[: len(delays)])

@@ -1,7 +1,8 @@
 """The same on real processes of this machine: arrivals of a round while other programs want the cores, too.
 
 What it is: worker processes of one machine that share its cores, each held back by an artificial delay that stands for
-an accelerator's time, then computing a small gradient for real. What it is not: machines with a network between them.
+an accelerator's time, then computing a small gradient for real; and more of them that only compute, so that nobody has
+made up when they are late. What it is not: machines with a network between them.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 import quorate
-from experiments.stragglers.simulated import MEAN, Arrival
+from experiments.stragglers.published import LEVELS
+from experiments.stragglers.simulated import MEAN, Arrival, quantile
 from quorate.metrics import KthArrivals
 from quorate.tasks.digits import Digits
 
@@ -35,12 +38,18 @@ while True:
     time.sleep(draws.uniform(0.0, 0.3))
 """
 
+#: Workers that only compute a larger gradient, eight for each of two cores.
+CONTENDING = "only computing"
 #: Delays before each ticket, as latency texts: no tail, a mild one, and one ticket in 25 held ten times as long.
 DELAYS = {
     "none but the cores": "constant:0.06",
     "exponential": "shifted-exp:0.04,0.02",
     "pauses": "pause:0.03,0.04,10",
+    CONTENDING: None,
 }
+#: Levels of a row with the quorum that the planner recommends from a full-sync run (its seconds are what that run's
+#: arrivals foretell), or keeps since it will not judge other splits.
+PLANNED, KEPT = "planned", "kept"
 
 
 class _Endless:
@@ -59,6 +68,16 @@ class EndlessDigits(Digits):
 
     def train_data(self) -> Any:
         return _Endless(super().train_data())
+
+
+class WideDigits(EndlessDigits):
+    """1.1M parameters and 64 pictures: some 15 ms of a core."""
+
+    batch_size = 64
+
+    def model(self) -> nn.Module:
+        flat, first, second = nn.Flatten(), nn.Linear(64, 1024), nn.Linear(1024, 1024)
+        return nn.Sequential(flat, first, nn.ReLU(), second, nn.ReLU(), nn.Linear(1024, 10))
 
 
 @dataclass(frozen=True)
@@ -82,10 +101,23 @@ class Setting:
     repeats: int = 3
     neighbours: tuple[int, ...] = (0, 4)
     backups: tuple[int, ...] = (0, 1, 2)
-    delays: tuple[str, ...] = tuple(DELAYS)
+    delays: tuple[str, ...] = tuple(name for name, latency in DELAYS.items() if latency)
+    contending: int = 16  # workers that only compute
+    contending_rounds: int = 210
+    contending_backups: tuple[int, ...] = (0, 1, 2, 4, 8)
 
 
-QUICK = Setting(workers=3, rounds=WARM_UP + 5, repeats=1, neighbours=(1,), backups=(0, 1), delays=("exponential",))
+QUICK = Setting(
+    workers=3,
+    rounds=WARM_UP + 5,
+    repeats=1,
+    neighbours=(1,),
+    backups=(0, 1),
+    delays=("exponential",),
+    contending=3,
+    contending_rounds=WARM_UP + 20,
+    contending_backups=(0, 1),
+)
 
 
 def wanted(setting: Setting) -> Iterator[Processes]:
@@ -96,22 +128,35 @@ def wanted(setting: Setting) -> Iterator[Processes]:
                 for backups in setting.backups:
                     quorum = setting.workers - backups
                     yield Processes(delay, neighbours, setting.workers, quorum, setting.rounds, repeat)
+        for backups in setting.contending_backups:
+            workers = setting.contending
+            yield Processes(CONTENDING, 0, workers, workers - backups, setting.contending_rounds, repeat)
 
 
 def run_processes(trial: Processes) -> list[Arrival]:
-    """Mean seconds until the k-th gradient, up to the quorum's."""
+    """Mean seconds until the k-th gradient, up to the quorum's; of full sync without delays also quantiles and plan."""
     arrivals = KthArrivals()
-    with busy_neighbours(trial.neighbours):
-        quorate.train(
-            EndlessDigits(),
+    latency = DELAYS[trial.delay]
+    with busy_neighbours(trial.neighbours), tempfile.TemporaryDirectory() as folder:
+        result = quorate.train(
+            EndlessDigits() if latency else WideDigits(),
             quorate.BackupSync(trial.quorum, trial.workers - trial.quorum),
-            quorate.Local(trial.workers, latency=DELAYS[trial.delay]),
+            quorate.Local(trial.workers, latency=latency),
             updates=trial.rounds,
             evaluate_every=trial.rounds,
             seed=trial.repeat,
             recorders=(arrivals,),
+            out=None if latency else f"{folder}/run",
         )
-    return [Arrival(k, MEAN, statistics.fmean(times[WARM_UP:])) for k, times in enumerate(arrivals.times, 1)]
+        # A gradient beyond the quorum sometimes arrives before its worker hears that the round is over.
+        counted = {k: sorted(times[WARM_UP:]) for k, times in enumerate(arrivals.times[: trial.quorum], 1)}
+        means = {k: statistics.fmean(times) for k, times in counted.items()}
+        rows = [Arrival(k, MEAN, mean) for k, mean in means.items()]
+        if latency is None and trial.quorum == trial.workers:
+            rows += [Arrival(k, str(level), quantile(times, level)) for k, times in counted.items() for level in LEVELS]
+            advice = quorate.plan(str(result.out)).recommendation
+            rows.append(Arrival(advice.quorum, KEPT if advice.is_kept else PLANNED, means[advice.quorum]))
+    return rows
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import statistics
 from experiments.common.spread import markdown, spread_of
 from experiments.stragglers import published
 from experiments.stragglers.choosing import Found, by_seed, choice, estimated_hours, time_to_target
-from experiments.stragglers.measured import Processes
+from experiments.stragglers.measured import CONTENDING, KEPT, PLANNED, Processes
 from experiments.stragglers.simulated import MEAN, Arrival, Rounds
 from experiments.stragglers.worlds import MEASURED, WORLDS
 
@@ -27,6 +27,8 @@ def text(found: Found, processes: MeasuredFound) -> str:
         parts += ["## Estimated hours by quorum N, N + b = 100\n", hours(found)]
     parts += ["## The best split of other worlds\n", splits(found)]
     parts += ["## Real processes of one machine\n", measured_arrivals(processes), measured_splits(processes)]
+    if any(trial.delay == CONTENDING for trial in processes):
+        parts += ["## Processes that only compute: milliseconds until the k-th gradient\n", contending(processes)]
     return "\n".join(parts)
 
 
@@ -115,7 +117,7 @@ def relative_arrivals(processes: MeasuredFound) -> dict[tuple[str, int], list[li
     found: dict[tuple[str, int], list[list[float]]] = {}
     for trial, rows in processes.items():
         if trial.quorum == trial.workers:
-            times = [row.seconds for row in sorted(rows)]
+            times = [row.seconds for row in sorted(rows) if row.level == MEAN]
             middle = times[max(0, len(times) // 2 - 1)]
             found.setdefault((trial.delay, trial.neighbours), []).append([time / middle for time in times])
     return found
@@ -124,7 +126,7 @@ def relative_arrivals(processes: MeasuredFound) -> dict[tuple[str, int], list[li
 def measured_splits(processes: MeasuredFound) -> str:
     """What a quorum's update really takes over what full sync's arrivals foretold, and gradients a second."""
     whole = {
-        (trial.delay, trial.neighbours, trial.repeat): {row.k: row.seconds for row in rows}
+        (trial.delay, trial.neighbours, trial.repeat): {row.k: row.seconds for row in rows if row.level == MEAN}
         for trial, rows in processes.items()
         if trial.quorum == trial.workers
     }
@@ -134,7 +136,7 @@ def measured_splits(processes: MeasuredFound) -> str:
         full = whole.get((trial.delay, trial.neighbours, trial.repeat))
         if full is None or trial.quorum == trial.workers:
             continue
-        seconds = max(rows).seconds
+        seconds = max(row for row in rows if row.level == MEAN).seconds
         key = (trial.delay, trial.neighbours, trial.workers - trial.quorum)
         pace.setdefault(key, []).append(trial.quorum / seconds / (trial.workers / full[trial.workers]))
         foretold.setdefault(key, []).append(seconds / full[trial.quorum])
@@ -152,6 +154,24 @@ def measured_splits(processes: MeasuredFound) -> str:
         ["delays", "neighbours", "b", "gradients a second over b = 0", "an update over the k-th arrival of full sync"],
         lines,
     )
+
+
+def contending(processes: MeasuredFound) -> str:
+    """Figure 3 of processes that contend for the cores, and what the planner makes of their trace."""
+    full = [rows for trial, rows in processes.items() if trial.delay == CONTENDING and trial.quorum == trial.workers]
+    workers = max(row.k for row in full[0])
+    levels = [*(str(level) for level in SHOWN_LEVELS), MEAN]
+    lines = []
+    for k in sorted({1, workers // 2, *range(max(1, workers - 4), workers + 1, 2 if workers > 8 else 1)}):
+        cells = []
+        for level in levels:
+            found = [1e3 * row.seconds for rows in full for row in rows if (row.k, row.level) == (k, level)]
+            cells.append(spread_of(found).text(0))
+        lines.append([k, *cells])
+    table = markdown(["k", *(f"{level:.0%}" for level in SHOWN_LEVELS), "mean"], lines)
+    advice = [(row.level, row.k) for rows in full for row in rows if row.level in (PLANNED, KEPT)]
+    told = "; ".join(f"{level} {quorum}+{workers - quorum}" for level, quorum in advice)
+    return f"{table}\nThe planner, from the trace of each full-sync run: {told}.\n"
 
 
 def _range(low: float, high: float) -> str:

@@ -1,0 +1,1 @@
+"""Does dropping late gradients starve samples that are slow by nature?"""
