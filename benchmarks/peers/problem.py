@@ -10,8 +10,9 @@ import csv
 import gzip
 import io
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ class Setting:
 # ---------------------------------------------------------------- data and net
 
 
+@cache
 def digits() -> tuple[Array, NDArray[np.int64]]:
     """Images [1797, 64] in 0..1 and labels [1797], in a fixed shuffled order: the first TRAINED are for training."""
     rows = list(csv.reader(io.StringIO(gzip.decompress(_DIGITS.read_bytes()).decode())))
@@ -104,7 +106,7 @@ def first_weights() -> list[Array]:
 
 def accuracy(weights: Sequence[Array]) -> float:
     """Share of the samples outside of the training that the net gets right; weights are [in, out]."""
-    images, labels = digits_once()
+    images, labels = digits()
     hidden = images[TRAINED:]
     for layer in range(len(WIDTHS) - 1):
         hidden = hidden @ weights[2 * layer] + weights[2 * layer + 1]
@@ -113,23 +115,14 @@ def accuracy(weights: Sequence[Array]) -> float:
     return float((hidden.argmax(1) == labels[TRAINED:]).mean())
 
 
-_digits: tuple[Array, NDArray[np.int64]] | None = None
-
-
-def digits_once() -> tuple[Array, NDArray[np.int64]]:
-    global _digits
-    _digits = digits() if _digits is None else _digits
-    return _digits
-
-
 class Share:
     """A worker's batches, one after the other, each after its sleep."""
 
     def __init__(self, setting: Setting, worker: int) -> None:
-        self.images, self.labels = digits_once()
+        self.images, self.labels = digits()
         order = np.load(Path(setting.folder) / ORDER)  # [batches, BATCH]
         self._mine = order[worker :: setting.workers]
-        # The last sleep is repeated for a worker that is asked for more steps than anybody can need.
+        # More than a quick worker can need: without a quorum it could make every update alone.
         self.sleeps = sleeps(setting.case, worker, 8 * setting.steps).tolist()
         self.step = 0
 
@@ -146,10 +139,6 @@ class Share:
         self.step += 1
         return self.batch(self.step - 1)
 
-    def __iter__(self) -> Iterator[tuple[Array, NDArray[np.int64]]]:
-        while True:
-            yield self.next()
-
 
 # ---------------------------------------------------------------- figures
 
@@ -162,7 +151,7 @@ class TrainingMeter(Meter):
 
     def __init__(self, setting: Setting, weights: Callable[[], Sequence[Array]] | None = None) -> None:
         super().__init__(setting)
-        digits_once()
+        digits()
         self._weights, self._made = weights, 0
         self._curve: list[tuple[float, int, float]] = []
         self._bytes = [0, 0]

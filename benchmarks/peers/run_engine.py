@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import quorate
 from benchmarks.local.task import PeerDraws
 from benchmarks.peers import torch_net
-from benchmarks.peers.problem import BATCH, SEED, TRAINED, Setting, TrainingMeter, accuracy, digits_once
+from benchmarks.peers.problem import BATCH, SEED, TRAINED, Setting, TrainingMeter, accuracy, digits
 from quorate.events import Ticket
 from quorate.trace import Update
 
@@ -31,7 +31,7 @@ class Digits:
         return torch_net.net()
 
     def train_data(self) -> TensorDataset:
-        images, labels = digits_once()
+        images, labels = digits()
         return TensorDataset(torch.from_numpy(images[:TRAINED]), torch.from_numpy(labels[:TRAINED]))
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:

@@ -126,6 +126,14 @@ def test_how_much_travels_at_once_follows_from_sizes_alone() -> None:
     assert piece_bytes_for(many, 8, on_one_host=True) == 20 * (1 << 24) // 8
 
 
+def test_processes_are_on_one_host_if_they_share_a_loopback_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = process_group.ProcessGroup.__new__(process_group.ProcessGroup)
+    monkeypatch.setattr(processes, "gather_bytes", lambda own: [own, own])
+    assert processes.share_a_host()
+    monkeypatch.setattr(processes, "gather_bytes", lambda own: [own, b"another boot, another network"])
+    assert not processes.share_a_host()
+
+
 @pytest.mark.parametrize("says", ["", "nonsense", "1 2", "7 500000000 3"])
 def test_contention_is_measured_whatever_the_system_says_of_its_threads(
     says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
