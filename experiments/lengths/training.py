@@ -47,7 +47,8 @@ def run(trial: Training, data: Path | None = None, quick: bool = False) -> list[
         given = {"trial": asdict(trial), "data": None if data is None else str(data), "quick": quick, "out": str(out)}
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORKERS}"]
         command = [sys.executable, *launch, "-m", "experiments.lengths.training", json.dumps(given)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+        settings = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONWARNINGS": "ignore"}
+        environment = {**os.environ, **settings, "TMPDIR": folder}  # torchrun leaves a folder of logs there
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
         if not out.exists():
             raise QuorateError(f"the training's processes failed:\n{done.stderr[-2000:]}")
