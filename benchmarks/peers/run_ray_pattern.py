@@ -8,9 +8,6 @@ python -m benchmarks.peers.run_ray_pattern --case b --workers 8 --quorum 6 …
 
 from __future__ import annotations
 
-import logging
-import os
-import tempfile
 from typing import Any
 
 import numpy as np
@@ -19,8 +16,7 @@ import torch
 
 from benchmarks.peers.problem import Array, Setting, TrainingMeter
 from benchmarks.peers.torch_net import TorchShare, gradients, net, sgd, weights_of
-
-OBJECT_STORE_BYTES = 2 << 30
+from benchmarks.ray.run_peer import own_ray
 
 
 class Server:
@@ -90,22 +86,8 @@ def train(setting: Setting) -> None:
 
 def main() -> None:
     setting, _ = Setting.of_command_line(__doc__)
-    with tempfile.TemporaryDirectory(prefix="ray-", dir=os.environ.get("TMPDIR")) as folder:
-        ray.init(
-            address="local",  # never somebody else's on this machine
-            num_cpus=setting.workers + 1,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
-            _node_ip_address="127.0.0.1",
-            _temp_dir=folder,
-        )
-        try:
-            train(setting)
-        finally:
-            ray.shutdown()
+    with own_ray(setting.workers):
+        train(setting)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -68,10 +70,17 @@ class Worker:
 
 def main() -> None:
     setting = Setting.of_command_line(__doc__)
+    with own_ray(setting.workers):
+        train(setting)
+
+
+@contextmanager
+def own_ray(workers: int) -> Iterator[None]:
+    """A Ray for this many workers and a parameter server, which finds no other one and leaves no files."""
     with tempfile.TemporaryDirectory(prefix="ray-", dir=os.environ.get("TMPDIR")) as folder:
         ray.init(
             address="local",  # never somebody else's on this machine
-            num_cpus=setting.workers + 1,
+            num_cpus=workers + 1,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             logging_level=logging.ERROR,
@@ -81,7 +90,7 @@ def main() -> None:
             _temp_dir=folder,
         )
         try:
-            train(setting)
+            yield
         finally:
             ray.shutdown()
 
