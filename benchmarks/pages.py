@@ -13,6 +13,12 @@ REPOSITORY = Path(__file__).parent.parent
 Tables = Mapping[str, Callable[[], str]]
 
 
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A table as Markdown has it."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def block(page: str, name: str) -> str:
     """The table of this name as it stands on the page."""
     return _find(page, name)[1]

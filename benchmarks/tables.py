@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import adaptive, choosing_b, planning
-from benchmarks.pages import REPOSITORY, Tables, main
+from benchmarks.pages import REPOSITORY, Tables, main, markdown
 from benchmarks.peers import tables as peers
 
 FOLDER = REPOSITORY / "benchmarks"
@@ -33,11 +33,6 @@ Row = dict[str, Any]
 def read(name: str) -> Any:
     """A committed file of raw figures."""
     return json.loads((FOLDER / name).read_text(encoding="utf-8"))
-
-
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 # ---------------------------------------------------------------- the local engine

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.pages import markdown
 from benchmarks.peers.__main__ import PEERS
 from benchmarks.peers.problem import TARGET
 
@@ -21,7 +22,6 @@ class Row(NamedTuple):
 
     name: str
     label: str
-    quorum: int
     updates_per_s: float
     samples_per_s: float
     over_ddp: float
@@ -29,7 +29,6 @@ class Row(NamedTuple):
     bytes: float  # a gradient
     accuracy: float
     seconds: float | None  # to TARGET; None if a repeat did not reach it
-    accuracies: list[float]  # of each repeat
 
 
 @cache
@@ -57,7 +56,6 @@ def rows(case: str) -> list[Row]:
             Row(
                 name,
                 PEERS[name].label,
-                quorum,
                 middle("updates_per_s"),
                 middle("samples_per_s"),
                 median(run["samples_per_s"] / ddp[repeat]["samples_per_s"] for repeat, run in runs.items()),
@@ -65,7 +63,6 @@ def rows(case: str) -> list[Row]:
                 middle("bytes_per_gradient"),
                 middle("accuracy"),
                 None if None in seconds else median(seconds),
-                [run["accuracy"] for run in runs.values()],
             )
         )
     order = list(PEERS)
@@ -74,10 +71,6 @@ def rows(case: str) -> list[Row]:
 
 def named(row: Row) -> str:
     return f"**{row.label}**" if row.label.startswith("quorate") else row.label
-
-
-def markdown(header: list[str], lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *lines])
 
 
 def costs() -> str:
@@ -120,7 +113,7 @@ def accuracies() -> str:
     lines = []
     for name, peer in PEERS.items():
         if all(name in world for world in worlds):
-            cells = [f"{100 * median(world[name].accuracies):.2f} %" for world in worlds]
+            cells = [f"{100 * world[name].accuracy:.2f} %" for world in worlds]
             lines.append([named(worlds[0][name]), {1: "one", 6: "the first 6", 8: "8"}[peer.quorum], *cells])
     return markdown(["", "gradients of an update", "a", "b", "c"], lines)
 

@@ -23,7 +23,7 @@ class Stragglers(Experiment):
 
     name = "stragglers"
     what = "When does the k-th gradient of a round come, and how many backups is that worth?"
-    takes = "one CPU core, some 15 minutes, most of them with real processes"
+    takes = "one CPU core, some 20 minutes, most of them with real processes"
 
     def run(self, options: Options) -> bool:
         """Virtual time first, as many at once as asked for; then real processes, one run after the other."""

@@ -116,22 +116,28 @@ def test_a_bias_travels_with_the_weight_beside_it() -> None:
     assert [len(bucket.pieces) for bucket in layout.buckets] == [1, 4, 5, 1]
 
 
-def test_how_much_travels_at_once_follows_from_sizes_alone() -> None:
+def test_how_much_travels_at_once_follows_from_sizes_and_shared_cores() -> None:
     parameters = [torch.zeros(1 << 22)]
     assert piece_bytes_for(parameters, 8) == (1 << 24) // 8
     assert piece_bytes_for(parameters, 1) == 1 << 24
     assert piece_bytes_for([torch.zeros(10)], 8) == 1 << 20  # an all-reduce has a price, whatever its size
-    assert piece_bytes_for(parameters, 8, on_one_host=True) == 25 << 20
+    assert piece_bytes_for(parameters, 8, share_cores=True) == 25 << 20
     many = [torch.zeros(1 << 22)] * 20
-    assert piece_bytes_for(many, 8, on_one_host=True) == 20 * (1 << 24) // 8
+    assert piece_bytes_for(many, 8, share_cores=True) == 20 * (1 << 24) // 8
 
 
-def test_processes_are_on_one_host_if_they_share_a_loopback_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_share_cores_if_they_share_a_loopback_interface_and_compute_on_cpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     processes = process_group.ProcessGroup.__new__(process_group.ProcessGroup)
+    processes._device = torch.device("cpu")
     monkeypatch.setattr(processes, "gather_bytes", lambda own: [own, own])
-    assert processes.share_a_host()
+    assert processes.share_cores()
     monkeypatch.setattr(processes, "gather_bytes", lambda own: [own, b"another boot, another network"])
-    assert not processes.share_a_host()
+    assert not processes.share_cores()
+    processes._device = torch.device("cuda")
+    monkeypatch.setattr(processes, "gather_bytes", lambda own: [own, own])
+    assert not processes.share_cores()
 
 
 @pytest.mark.parametrize("says", ["", "nonsense", "1 2", "7 500000000 3"])

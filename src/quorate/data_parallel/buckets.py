@@ -22,8 +22,8 @@ Event: TypeAlias = Any
 
 #: A piece is one all-reduce. Small pieces let an urgent bucket go sooner; large pieces cost less overhead.
 LEAST_PIECE_BYTES = 1 << 20
-#: The same if all processes are on one host: no link is to be hidden there, and each all-reduce costs processor time.
-LEAST_PIECE_BYTES_ON_ONE_HOST = 25 << 20
+#: The same if all processes share the cores of one host: an all-reduce takes them from computing and hides no link.
+LEAST_PIECE_BYTES_ON_SHARED_CORES = 25 << 20
 #: Pieces of a round. With a delay no computation waits for the first piece, so one is enough.
 MOST_PIECES, MOST_PIECES_DELAYED = 8, 1
 #: All-reduces at once: while one ends and the next is chosen, the network has another to carry.
@@ -144,9 +144,9 @@ class BucketLayout:
         return Bucket(number, tuple(run), sizes, dtype, first.device, tuple(pieces), offset, holds_buffers)
 
 
-def piece_bytes_for(parameters: Sequence[Tensor], most_pieces: int, on_one_host: bool = False) -> int:
+def piece_bytes_for(parameters: Sequence[Tensor], most_pieces: int, share_cores: bool = False) -> int:
     """The size of a piece. It is never tuned by measurement: other cuts would change the last bits of the sums."""
-    least = LEAST_PIECE_BYTES_ON_ONE_HOST if on_one_host else LEAST_PIECE_BYTES
+    least = LEAST_PIECE_BYTES_ON_SHARED_CORES if share_cores else LEAST_PIECE_BYTES
     return max(least, -(-sum(map(_bytes, parameters)) // most_pieces))
 
 

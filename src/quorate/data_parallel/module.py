@@ -141,7 +141,7 @@ class DataParallel(nn.Module):
         parameters = [one for _, one in named]
         if bucket_bytes is None:
             most = MOST_PIECES_DELAYED if self.policy.takes_everybody and self.policy.history else MOST_PIECES
-            bucket_bytes = piece_bytes_for(parameters, most, self.processes.share_a_host())
+            bucket_bytes = piece_bytes_for(parameters, most, self.processes.share_cores())
         layout = BucketLayout(parameters, [one for _, one in buffers], self.workers, bucket_bytes)
         self._iterations = self._make_iterations(layout, PartialSteps(optimizer), clip_norm, version)
         self._plane = self._iterations.plane

@@ -103,9 +103,9 @@ class ProcessGroup:
         """Share of all-reduce time spent waiting for cores rather than for the network; the same in all processes."""
         return contention(lambda tensor: self._group.allreduce([tensor]).wait(), self.workers, self._device)
 
-    def share_a_host(self) -> bool:
-        """Whether all processes are on one host, so that their messages cross no link."""
-        return len(set(self.gather_bytes(this_network().encode()))) == 1
+    def share_cores(self) -> bool:
+        """Whether all processes compute on the cores of one host, which then also carry their messages."""
+        return self._device.type == "cpu" and len(set(self.gather_bytes(this_network().encode()))) == 1
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Overwrite the tensor in all processes with the one of process `source`."""
